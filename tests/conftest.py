@@ -35,6 +35,15 @@ def _own_cores() -> None:
 
 _own_cores()
 
+
+def pytest_report_header() -> str:
+    """Name the kind of processor that the tests run on."""
+    from quantpipe.graph.execute import pairs_saturate
+
+    kind = "saturate (x86 without VNNI)" if pairs_saturate() else "are exact (VNNI, or no x86)"
+    return f"processor: pairs of uint8 x int8 products {kind}"
+
+
 PROGRAM = Path(__file__).parent / "e2e"
 
 

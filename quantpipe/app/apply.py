@@ -93,10 +93,9 @@ def write(folder: Path, taken: Sequence[Mapping[str, Any]], changes: Mapping[str
 
 
 def command(folder: Path, changes: Mapping[str, Any]) -> list[str]:
-    """Return the command line of the run with the experiment: that of the first run, but for what is changed.
+    """Return the command line that repeats a run with some changes.
 
-    Raises:
-        ConfigError: The run was not made by the command line, so that there is none.
+    Raises ConfigError for a run that was not made by the command line.
     """
     path = folder / ".hydra" / "overrides.yaml"
     try:

@@ -23,11 +23,7 @@ def resume_command(hydra_config: HydraConf, folder: Path) -> str:
 
 
 def changed_keys(hydra_config: HydraConf) -> dict[str, str]:
-    """Return the keys that were changed on the command line, with their values as they were given, and groups' options.
-
-    Args:
-        hydra_config: What Hydra knows of the run.
-    """
+    """Return the keys and options of groups that the command line changed, with their values as given."""
     pairs = (text.lstrip("+").partition("=") for text in overrides_of(hydra_config) if not text.startswith("~"))
     return {
         key: without_passwords(shown(value))

@@ -19,15 +19,10 @@ PAGE, DATA = "compare.html", "compare.json"
 
 
 def found_runs(given: Sequence[str], launch: Path, uri: str | None) -> list[Found]:
-    """Return the runs that are named: folders of runs and of sweeps, and ids of MLflow's runs.
+    """Return the named runs: folders of runs and of sweeps, and ids of MLflow runs.
 
-    Args:
-        given: The names.
-        launch: The folder that relative paths start from.
-        uri: The store of the ids.
-
-    Raises:
-        QuantpipeError: A name leads to no run; it says which, and why.
+    Relative paths start at `launch`; `uri` is the store of the ids. Raises a QuantpipeError that names any name without
+    a run, and why.
     """
     found = [run for name in given for run in _named(name, launch, uri)]
     if len(found) < 2:

@@ -39,11 +39,7 @@ def answer() -> str:
 
 
 def completions(line: str) -> list[str]:
-    """Return what the last word of a line may become.
-
-    Args:
-        line: The command line up to the cursor.
-    """
+    """Return the possible completions of the last word of a command line, up to the cursor."""
     words = line.split()
     begun = "" if not words or line[-1].isspace() else words[-1]
     plus = "+" if begun.startswith("+") else ""

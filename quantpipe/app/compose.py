@@ -59,17 +59,10 @@ def option(group: str, name: str) -> dict[str, Any]:
 
 
 def whole_hardware(content: Mapping[str, Any], beside: Path | None = None) -> dict[str, Any]:
-    """Return the content of a hardware file with what it takes from the file that it is `like`.
+    """Return the content of a hardware file with the content of the file that it is `like`, without `like`.
 
-    Args:
-        content: what the file says.
-        beside: the folder of the file, in which others of its kind may lie.
-
-    Returns:
-        The content without `like`.
-
-    Raises:
-        QuantpipeError: for a file that is like none there is, or like itself.
+    `beside` is the folder of the file, which may hold others of its kind. Raises a QuantpipeError for an unknown name
+    in `like`, and for a file that is like itself.
     """
 
     def read(name: str) -> Mapping[str, Any]:
@@ -101,8 +94,7 @@ def read_hardware(path: Path) -> dict[str, Any]:
 def read_yaml(path: Path, key: str) -> dict[str, Any]:
     """Return a file as plain data, with its references to variables of the environment resolved.
 
-    Raises:
-        ConfigError: for a file that cannot be read, is no mapping, or builds upon others.
+    Raises ConfigError for a file that cannot be read, is no mapping, or builds upon others.
     """
     try:
         found = _with_assets(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
@@ -126,11 +118,7 @@ def defaults() -> dict[str, str]:
 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the content of an option with some of its keys changed.
-
-    Raises:
-        ConfigError: for a key that it does not have.
-    """
+    """Return the content of an option with some of its keys changed; ConfigError for an unknown key."""
     return _merged(dict(content), _plain(changes, where), where)
 
 

@@ -30,15 +30,11 @@ def settings_of_run(
 ) -> Settings:
     """Return the settings that a run was made with, by the config.yaml in its folder.
 
-    Args:
-        folder: The run folder.
-        plugins: Packages that the caller allows; those in the file allow themselves nothing.
-        given: Settings that the caller has as objects, by the name of their field.
-        key: The key of the configuration that named the folder, for errors.
+    `plugins` are packages that the caller allows; the file itself cannot allow any. `given` are settings that the
+    caller has as objects, by field; `key` names the folder in errors.
 
-    Raises:
-        ArtifactError: The folder is none of a run, or of another version.
-        ConfigError: The run needs what is not said here: a plug-in, or samples that were in memory.
+    Raises ArtifactError for a folder that holds no run, or a run of another version. Raises ConfigError where the run
+    needs a plug-in or in-memory samples that were not given.
     """
     files = RunFolder(folder)
     if not folder.is_dir():

@@ -27,19 +27,11 @@ def several_options(config: DictConfig, group: str) -> str:
 
 
 def forms_of(realize: Mapping[str, Any], spec: HardwareSpec, *, verify: str) -> tuple[str, ...]:
-    """Return the form of model.onnx, and behind it every form that is written beside it.
+    """Return the form of model.onnx, then every other form that is written next to it.
 
-    Args:
-        realize: The part of the configuration.
-        spec: The device.
-        verify: `fail` or `warn`; with `warn` a form may be asked for that cannot say what the device computes.
-
-    Returns:
-        The forms. The first one is an ONNX form that is exact on this device, whatever was asked for: where no such
-        form was, it is `integer`, which equality is then shown by.
-
-    Raises:
-        ConfigError: for a name that is no form, or a form alone that is not exact here.
+    The first form is an ONNX form that is exact on this device; if none was asked for, it is `integer`, which shows
+    equality. With `verify=warn`, inexact forms are allowed alone. Raises ConfigError for an unknown form, and for a
+    single form that is not exact here.
     """
     asked = [(spec.realize if name == AUTO else name, where) for name, where in _named(realize, spec)]
     legal = (*BACKENDS, *FILE_FORMS)

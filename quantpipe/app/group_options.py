@@ -32,10 +32,9 @@ def shipped_schemas() -> dict[str, Mapping[str, Any]]:
 
 
 def threshold_option(name: str) -> Mapping[str, Any]:
-    """Return the content of an option of the group threshold, also one from a folder that this command line names.
+    """Return the content of an option of the group threshold, also from a folder that the command line adds.
 
-    Raises:
-        ConfigError: where there is none of that name.
+    Raises ConfigError for an unknown name.
     """
     loader = GlobalHydra.instance().config_loader()
     legal = loader.get_group_options("threshold")
@@ -46,10 +45,9 @@ def threshold_option(name: str) -> Mapping[str, Any]:
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration with its references resolved and today's names of keys.
+    """Return a configuration with references resolved and with the current names of keys.
 
-    Raises:
-        ConfigError: where it is no mapping.
+    Raises ConfigError if it is no mapping.
     """
     data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if not isinstance(data, dict):

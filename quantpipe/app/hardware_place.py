@@ -22,18 +22,10 @@ from quantpipe.types import HardwareSpec
 
 
 def load_located(content: Mapping[str, Any], file: Path | None, given: Collection[str] = ()) -> HardwareSpec:
-    """Return the device that a hardware file describes.
+    """Return the device of a hardware file, whose `content` includes inherited parts.
 
-    Args:
-        content: what the file says, with what it takes from others.
-        file: the file; None where it is not known.
-        given: keys that were given on the command line, such as `hardware` and `hardware.weights.bits`.
-
-    Returns:
-        The device.
-
-    Raises:
-        HardwareError: as `load_hardware` does, with file and line where they are known.
+    `given` are keys given on the command line, such as `hardware` and `hardware.weights.bits`. Raises HardwareError as
+    `load_hardware` does, with file and line if they are known.
     """
     try:
         return _placed(load_hardware(content), file)

@@ -37,11 +37,7 @@ the least loss.   {program} [FLAGS] [GROUP=OPTION] [KEY=VALUE] …
 
 
 def help_page(program: str) -> str:
-    """Return the page for a terminal of this width.
-
-    Args:
-        program: How this program was called.
-    """
+    """Return the help page for a terminal of this width; `program` is the command as it was typed."""
     conf = folder_of("conf")
     groups = {place.name: _names(place) for place in sorted(conf.iterdir()) if place.is_dir()}
     groups["experiment"] = _names(folder_of("experiments"))

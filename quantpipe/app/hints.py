@@ -43,14 +43,9 @@ _NO_REFERENCE = re.compile(r"Interpolation key '([^']+)' not found")
 
 
 def no_reference(error: OmegaConfBaseException, overrides: Sequence[str]) -> str | None:
-    """Return a paragraph about a reference that leads nowhere, `${oc.env:NAME}` or `${KEY}`; None for other errors.
+    """Return a paragraph about an unresolved reference, `${oc.env:NAME}` or `${KEY}`; None for other errors.
 
-    Args:
-        error: what was raised while the configuration was resolved.
-        overrides: as they were given; one of them may hold the reference.
-
-    Returns:
-        The paragraph, or None.
+    `overrides` are as given; one of them may hold the reference.
     """
     text = str(error)
     variable, reference = _NO_VARIABLE.search(text), _NO_REFERENCE.search(text)
@@ -68,18 +63,10 @@ def no_reference(error: OmegaConfBaseException, overrides: Sequence[str]) -> str
 
 
 def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -> str | None:
-    """Return a paragraph about a key, an option or a kind of value that does not fit; None for any other error.
+    """Return a paragraph about a key, option or kind of value that does not fit; None for other errors.
 
-    It is for a key or an option that does not exist, and for a mapping where a list stands or a list where a mapping
-    stands.
-
-    Args:
-        error: what Hydra raised.
-        folder: the folder of the configuration.
-        overrides: those without a mistake, such as the search path and the options of groups.
-
-    Returns:
-        The paragraph, or None.
+    It covers unknown keys and options, a mapping where a list is expected, and a list where a mapping is expected.
+    `overrides` are those without a mistake, such as the search path and the options of groups.
     """
     text = str(error)
     if (found := _NO_OPTION.search(text)) is not None:

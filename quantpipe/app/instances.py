@@ -34,17 +34,8 @@ GIVEN = ("launch_folder", "parent_key")
 def make(config: Mapping[str, Any], key: str, plugins: Sequence[str] = (), **extra: Any) -> Any:
     """Return the object that the configuration at `key` describes.
 
-    Args:
-        config: what the configuration says there, as plain data with its references resolved.
-        key: where it stands, as errors name it.
-        plugins: further packages that it may name.
-        extra: further arguments, or such that replace configured ones.
-
-    Returns:
-        The object.
-
-    Raises:
-        ConfigError: for a target that is not allowed, cannot be imported, or does not take the given options.
+    `plugins` are further packages that it may name. `extra` arguments are added, or replace configured ones. Raises
+    ConfigError for a target that is not allowed, cannot be imported, or does not take the given options.
     """
     plain = OmegaConf.to_container(OmegaConf.create(dict(config)), resolve=True)
     check_targets(plain, key, plugins)
@@ -63,9 +54,8 @@ def make(config: Mapping[str, Any], key: str, plugins: Sequence[str] = (), **ext
 def check_targets(node: Any, key: str, plugins: Sequence[str]) -> None:
     """Check every `_target_` of plain data at any depth.
 
-    Raises:
-        ConfigError: for one that an allowed package does not define, that is no class where it is quantpipe's own (its
-            functions were not written for arguments from files), or that has not what its place asks.
+    Raises ConfigError for a target that no allowed package defines, and for a target that lacks what its place needs. A
+    target of quantpipe must be a class, because quantpipe's functions were not written for arguments from files.
     """
     if isinstance(node, dict):
         if "_target_" in node:

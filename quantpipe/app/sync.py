@@ -22,10 +22,9 @@ STAGE = "sync"
 
 
 def run_folders(given: list[str] | tuple[str, ...], launch: Path) -> Iterator[Path]:
-    """Yield the folders of finished runs: those that are given, and the jobs of sweeps among them.
+    """Yield the folders of finished runs: the given ones, and the jobs of given sweeps.
 
-    Raises:
-        ArtifactError: Where there is no run.
+    Raises ArtifactError for a folder without a run.
     """
     for name in given:
         folder = launch / Path(name).expanduser()
@@ -43,14 +42,10 @@ def run_folders(given: list[str] | tuple[str, ...], launch: Path) -> Iterator[Pa
 
 
 def settings_to_sync(folder: Path, now: Settings) -> Settings:
-    """Return the settings of a run in a folder, with the tracker that it is filed by.
+    """Return the settings of a run in a folder, with the tracker that filed it.
 
-    Args:
-        folder: The folder of the run.
-        now: The settings of the command, whose `tracking.*` overrides decide on the store where there are such.
-
-    Raises:
-        ConfigError: The run has no store, or its address holds a password that is not kept.
+    `tracking.*` overrides of the command `now` choose another store. Raises ConfigError where the run has no store, or
+    where its address needs a password that is not kept.
     """
     settings = settings_of_run(folder, plugins=list(now.config.get("plugins") or ()), given={"dataset": None})
     return replace(settings, tracker=_tracker(folder, now), changed=_changed(folder))

@@ -74,18 +74,7 @@ def _can_be_imported(name: str) -> bool:
 def refuse_other_packages(
     target: str, package: str, key: str, plugins: Sequence[str], *, kind: str = "classes"
 ) -> None:
-    """Refuse a target that lies in a package that is not allowed.
-
-    Args:
-        target: the name that the configuration gives.
-        package: its package.
-        key: the key of the configuration, as errors name it.
-        plugins: further packages that the configuration allows.
-        kind: what it should be, as errors name it.
-
-    Raises:
-        ConfigError: when the package is not allowed.
-    """
+    """Reject a target in a package that is not allowed, with a ConfigError."""
     if package not in allowed_packages(plugins):
         raise ConfigError(
             f"the target {target!r} is not allowed; legal are {kind} of "
@@ -96,21 +85,10 @@ def refuse_other_packages(
 
 
 def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, kind: str) -> Any:
-    """Return the object at the attributes `path` of a module.
+    """Return the object at the attributes `path` of a module; `kind` names it in errors.
 
-    Args:
-        module: the module.
-        path: names of attributes, from the module on.
-        key: the key of the configuration, as errors name it.
-        plugins: further packages that the configuration allows.
-        kind: what errors call it.
-
-    Returns:
-        The object.
-
-    Raises:
-        ConfigError: where the module cannot be imported, the object is not there, or it, or a step on the way to it,
-            was defined outside of the allowed packages.
+    Raises ConfigError where the module or the object cannot be loaded, or where any object on the path was defined
+    outside the allowed packages.
     """
     module = as_now_named(module)
     refuse_other_packages(f"{module}:{'.'.join(path)}", module.split(".")[0], key, plugins, kind=kind)
@@ -118,19 +96,9 @@ def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, 
 
 
 def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "classes") -> Any:
-    """Return the object of a name in which only dots stand between modules and attributes, as in `_target_`.
+    """Return the object of a name with only dots between modules and attributes, as in `_target_`.
 
-    Args:
-        target: the name.
-        key: the key of the configuration, as errors name it.
-        plugins: further packages that the configuration allows.
-        kind: what errors call it.
-
-    Returns:
-        The object.
-
-    Raises:
-        ConfigError: as `load` raises it.
+    Raises ConfigError as `load` does.
     """
     target = as_now_named(target)
     parts = target.split(".")

@@ -32,18 +32,9 @@ def shipped_option(name: str) -> Mapping[str, Any]:
 
 
 def rules_of(given: Any, plugins: Sequence[str], option: Option = shipped_option) -> tuple[Rule, ...]:
-    """Return the rules of `threshold.rules`.
+    """Return the rules of `threshold.rules` in order; None is an empty list.
 
-    Args:
-        given: the list as plain data; None is an empty one.
-        plugins: further packages that a `_target_` may name.
-        option: gives the content of a threshold option.
-
-    Returns:
-        The rules, in order.
-
-    Raises:
-        ConfigError: for anything that is no rule, with its place in the list and what would be legal.
+    Raises ConfigError for an entry that is no rule, with its place in the list and the legal values.
     """
     if given is not None and not isinstance(given, list):
         raise ConfigError(f"is {given!r}; legal is a list of rules, such as {EXAMPLE}", where=WHERE)

@@ -24,10 +24,9 @@ class PlainMapping(dict[str, Any]):
 
 
 def plain(value: Any) -> Any:
-    """Return the JSON value (dict, list, str, number, bool, None) that stands for `value`.
+    """Return the JSON value (dict, list, str, number, bool, None) that represents `value`.
 
-    Raises:
-        TypeError: when there is none.
+    Raises TypeError if there is no such value.
     """
     if isinstance(value, PlainMapping):
         return value
@@ -70,13 +69,9 @@ def digest_plain(payload: Any) -> str:
 
 
 def digest_array(array: NDArray[Any]) -> str:
-    """Return the digest of dtype, shape and elements (in C order, whatever the memory layout).
+    """Return the digest, `sha256:` and hex digits, of dtype, shape and elements in C order.
 
-    Args:
-        array: the array.
-
-    Returns:
-        `sha256:` and hex digits.
+    The memory layout does not matter.
     """
     if array.dtype.hasobject:
         raise TypeError("an array of Python objects has no stable digest")
@@ -86,10 +81,6 @@ def digest_array(array: NDArray[Any]) -> str:
 
 
 def digest_file(path: str | os.PathLike[str]) -> str:
-    """Return the digest of a file's bytes, read in pieces.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
+    """Return the digest of a file's bytes, read in pieces; OSError if it cannot be read."""
     with open(path, "rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

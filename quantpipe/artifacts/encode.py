@@ -36,10 +36,9 @@ def side_bytes(origin: Origin, content: str | None) -> bytes:
 
 
 def json_bytes(path: Path, payload: Mapping[str, Any], origin: Origin) -> bytes:
-    """Return a JSON object with its origin.
+    """Return a JSON object with its origin; `path` is for messages.
 
-    Raises:
-        ValueError: where `payload` uses the key `origin`; `path` is for the message.
+    Raises ValueError where `payload` uses the key `origin`.
     """
     body = plain(payload)
     if ORIGIN_KEY in body:
@@ -78,15 +77,8 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) ->
 
     Equal arrays give equal bytes.
 
-    Written entry by entry, because `np.savez` takes names as keyword arguments and so refuses a tensor named `file`.
-
-    Args:
-        path: the file, as errors name it.
-        arrays: the arrays by name.
-        origin: what it is made from.
-
-    Returns:
-        The bytes.
+    Entries are written one by one, because `np.savez` takes names as keyword arguments and so rejects a tensor named
+    `file`.
     """
     if NPZ_ORIGIN in arrays:
         raise ValueError(f"{path}: the entry '{NPZ_ORIGIN}' is taken by the artifact's origin")
@@ -105,12 +97,5 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) ->
 
 
 def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the digest of named arrays, in any order.
-
-    Args:
-        arrays: the arrays by name.
-
-    Returns:
-        `sha256:` and hex digits.
-    """
+    """Return the digest, `sha256:` and hex digits, of named arrays in any order."""
     return digest_json({name: digest_array(np.asanyarray(array)) for name, array in arrays.items()})

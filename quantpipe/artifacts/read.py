@@ -45,10 +45,8 @@ _REMEDY = "Remove the file to have it made anew, or choose another folder (hydra
 def read_json(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, Any]:
     """Return the payload of `write_json`.
 
-    A file without an origin (from elsewhere) is accepted when nothing is expected.
-
-    Raises:
-        ArtifactError: when it is missing, damaged, or of another origin than `expected`.
+    A file without an origin (from elsewhere) is accepted when nothing is expected. Raises ArtifactError when it is
+    missing, damaged, or of another origin than `expected`.
     """
     payload, header = _load_json(Path(path))
     _check(Path(path), header, expected, lambda: digest_json(payload))
@@ -56,33 +54,21 @@ def read_json(path: str | os.PathLike[str], expected: Origin | None = None) -> d
 
 
 def read_text(path: str | os.PathLike[str], expected: Origin | None = None) -> str:
-    """Return the text of `write_text`, without its header.
-
-    Raises:
-        ArtifactError: as in `read_json`.
-    """
+    """Return the text of `write_text`, without its header; ArtifactError as in `read_json`."""
     text, header = _load_text(Path(path))
     _check(Path(path), header, expected, lambda: digest_bytes(text.encode()))
     return text
 
 
 def read_npz(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `write_npz`, by name.
-
-    Raises:
-        ArtifactError: as in `read_json`.
-    """
+    """Return the arrays of `write_npz`, by name; ArtifactError as in `read_json`."""
     arrays, header = _load_npz(Path(path))
     _check(Path(path), header, expected, lambda: digest_arrays(arrays))
     return arrays
 
 
 def read_bytes(path: str | os.PathLike[str], expected: Origin | None = None) -> bytes:
-    """Return the bytes of `write_bytes(…, origin)`.
-
-    Raises:
-        ArtifactError: as in `read_json`.
-    """
+    """Return the bytes of `write_bytes(…, origin)`; ArtifactError as in `read_json`."""
     data = _read(Path(path))
     _check(Path(path), _load_side_file(Path(path)), expected, lambda: digest_bytes(data))
     return data

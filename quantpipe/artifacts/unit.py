@@ -73,14 +73,7 @@ class Unit:
         self.pieces(path, [json_bytes(path, payload, origin)])
 
     def text(self, path: Path, text: str, origin: Origin, comment: str = "#") -> None:
-        """Stage a text with its origin.
-
-        Args:
-            path: the file.
-            text: its content.
-            origin: what it is made from.
-            comment: what opens a comment line.
-        """
+        """Stage a text with its origin; `comment` opens a comment line."""
         self.pieces(path, [text_bytes(text, origin, comment)])
 
     def npz(self, path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) -> None:

@@ -51,14 +51,7 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any], origin:
 def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment: str = "#") -> None:
     """Write text after comment lines that hold the origin.
 
-    Args:
-        path: the file.
-        text: its content.
-        origin: what it is made from.
-        comment: what opens a comment line (`#`, `//`, or `<!--` for HTML).
-
-    Raises:
-        StorageError: where the file cannot be written.
+    `comment` opens a comment line: `#`, `//`, or `<!--` for HTML. Raises StorageError where the file cannot be written.
     """
     with Unit(Path(path).parent) as unit:
         unit.text(Path(path), text, origin, comment)
@@ -67,13 +60,7 @@ def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment:
 def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], origin: Origin) -> None:
     """Write a compressed npz with an `__origin__` string entry; equal arrays give equal bytes.
 
-    Args:
-        path: the file.
-        arrays: the arrays by name.
-        origin: what it is made from.
-
-    Raises:
-        StorageError: where the file cannot be written.
+    Raises StorageError where the file cannot be written.
     """
     with Unit(Path(path).parent) as unit:
         unit.npz(Path(path), arrays, origin)

@@ -55,16 +55,8 @@ class StatsCache:
     def of(cls, folder: Path, graph: Graph, samples: Samples, warn: Callable[[str], None]) -> StatsCache:
         """Return the cache of a model and its samples.
 
-        The key is everything that the statistics of a tensor of some name follow from.
-
-        Args:
-            folder: the folder of the cache.
-            graph: the clean model.
-            samples: the calibration samples.
-            warn: is told of damaged files.
-
-        Returns:
-            The cache.
+        The key covers everything that determines the statistics of a named tensor. `warn` is called about damaged
+        files.
         """
         names = [[n.name, n.op, n.inputs, n.outputs] for n in graph.nodes]
         inputs = {"model": graph.model_hash, "samples": samples.digest, "graph": digest_json(names)}

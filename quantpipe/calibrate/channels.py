@@ -20,11 +20,7 @@ class ChannelCollector:
         self.minimum = self.maximum = self.mean = self.squares = empty
 
     def update(self, array: NDArray[Any]) -> None:
-        """Include one array of finite values, sample by sample.
-
-        Args:
-            array: `[N, …]`, any real type.
-        """
+        """Include one array `[N, …]` of finite values, sample by sample."""
         for sample in array:
             rows = np.moveaxis(sample, self.axis - 1, 0)
             rows = rows.reshape(len(rows), -1).astype(np.float64)

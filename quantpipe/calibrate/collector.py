@@ -25,11 +25,7 @@ class Moments:
     squares: float = 0.0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Include values: two exact passes over them, then a merge.
-
-        Args:
-            values: a non-empty 1-D array of finite values.
-        """
+        """Include a non-empty 1-D array of finite values: two exact passes over them, then a merge."""
         deviations = values.astype(np.float64)
         mean = float(deviations.sum()) / values.size
         deviations -= mean
@@ -67,12 +63,10 @@ class StatsCollector:
         self.channels = None if channel_axis is None else ChannelCollector(channel_axis)
 
     def update(self, array: NDArray[Any], first_sample: int, *, batch_ends: bool = True) -> None:
-        """Include an array of values; those that are not finite are counted and left out.
+        """Include an array of any shape; values that are not finite are counted and left out.
 
-        Args:
-            array: any shape and real dtype; axis 0 counts samples.
-            first_sample: the number of the first of them, as errors name it.
-            batch_ends: False where the array is a piece of a batch that goes on in the next call.
+        Axis 0 counts samples, the first of which errors name `first_sample`. `batch_ends=False`: the next call
+        continues the same batch.
         """
         self._include(array, first_sample)
         if batch_ends:

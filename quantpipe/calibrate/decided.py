@@ -39,13 +39,7 @@ class DecidedEstimator(OverBase):
     def range_of(self, key: str, bits: int, estimated: Callable[[int], Range]) -> Range | None:
         """Return the decided range of a scale group; None where nothing is decided.
 
-        Args:
-            key: the group.
-            bits: the bits that the range is for.
-            estimated: the estimated range for some bits.
-
-        Returns:
-            The range.
+        `estimated` gives the estimated range for some bits.
         """
         if key not in self.ranges:
             return None

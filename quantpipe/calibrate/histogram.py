@@ -82,13 +82,6 @@ def coarsen(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
     """Return counts `[2n]` on the grid of a limit 2^doublings times as large.
 
     Neighbours are merged towards zero, exactly.
-
-    Args:
-        counts: counts `[2n]` on the finer grid.
-        doublings: how many times the limit is doubled.
-
-    Returns:
-        The counts `[2n]`.
     """
     half = len(counts) // 2
     # After log2(n) doublings each side is one bin, which is the one next to zero for ever after.
@@ -105,15 +98,8 @@ def regrid(counts: NDArray[np.int64], limit: float, wider: float) -> NDArray[np.
     """Return the counts `[2n]` over ±limit as counts on 2n bins over ±wider (wider >= limit).
 
     They are integers, and the sides of zero are kept apart. A bin that straddles a new border is split in proportion
-    (values taken as uniform inside it), so no value moves by more than one bin of the old grid.
-
-    Args:
-        counts: counts `[2n]` over ±limit.
-        limit: the limit of the grid, real units.
-        wider: the limit of the new grid, real units.
-
-    Returns:
-        The counts `[2n]` over ±wider.
+    (values taken as uniform inside it), so no value moves by more than one bin of the old grid. Limits are in real
+    units.
     """
     if wider == limit:
         return counts
@@ -127,16 +113,8 @@ def regrid(counts: NDArray[np.int64], limit: float, wider: float) -> NDArray[np.
 def rebin(counts: NDArray[np.int64], borders: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return counts `[n]` between `borders` `[n+1]` as integer counts `[m]` between `target` `[m+1]`.
 
-    The total is kept. What lies outside the target goes to its end bins. Equation: differences of the rounded-down
-    cumulative count, linearly interpolated at the target borders.
-
-    Args:
-        counts: counts `[n]`.
-        borders: their borders, `[n+1]`, ascending.
-        target: the borders of the result, `[m+1]`, ascending.
-
-    Returns:
-        The counts `[m]`.
+    The total is kept. Counts outside the target go to its end bins. Equation: differences of the rounded-down
+    cumulative count, linearly interpolated at the target borders. Both borders ascend.
     """
     cumulative = np.concatenate([[0], np.cumsum(counts)])
     at_target = np.floor(np.interp(target, borders, cumulative.astype(np.float64))).astype(np.int64)
@@ -151,14 +129,7 @@ def borders(limit: float, bins: int) -> NDArray[np.float64]:
 
 
 def magnitudes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the histogram `[n]` of |x| over [0, limit] of a signed one `[2n]`.
-
-    Args:
-        counts: counts `[2n]` over ±limit.
-
-    Returns:
-        The counts `[n]`.
-    """
+    """Return the histogram `[n]` of |x| over [0, limit] of a signed one `[2n]` over ±limit."""
     half = len(counts) // 2
     return counts[half:] + counts[:half][::-1]
 
@@ -166,13 +137,7 @@ def magnitudes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def quantile(counts: NDArray[np.int64], borders_: NDArray[np.float64], share: float) -> float:
     """Return the value below which a `share` (0..1) of the counted values lies, linear inside its bin.
 
-    Args:
-        counts: counts `[n]`.
-        borders_: their borders, `[n+1]`, ascending.
-        share: the share of values below the result, 0..1.
-
-    Returns:
-        The value, in the units of the borders; 0 where there are no values.
+    Counts are `[n]`, borders `[n+1]`, ascending. The result has the borders' units; 0 without values.
     """
     cumulative = np.cumsum(counts)
     if len(counts) == 0 or cumulative[-1] == 0:

@@ -90,20 +90,8 @@ def measure(
 ) -> Profile:
     """Return the statistics of `tensors` over all samples.
 
-    Args:
-        graph: the clean model.
-        tensors: the tensors to measure.
-        samples: the samples.
-        memory_mb: what may be kept in memory, MiB.
-        detail: which statistics are gathered of which tensors.
-        progress: is told how far the work is.
-        checkpoint: keeps the state of an interrupted measurement.
-
-    Returns:
-        The statistics by tensor.
-
-    Raises:
-        DataError: for values that are not finite in an activation.
+    `memory_mb` is the memory limit in MiB. `detail` selects the statistics of each tensor. `checkpoint` keeps the state
+    of an interrupted measurement. Raises DataError for values that are not finite in an activation.
     """
     if len(samples) == 0:
         raise DataError("there are no calibration samples", stage="calibrate")
@@ -280,16 +268,8 @@ class Measurement:
 def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float = math.inf) -> float:
     """Return the seconds of one plain pass of the float model over the same samples, the unit of reported costs.
 
-    The pass is timed for at least `at_most` seconds or to the end; what is left counts as taking as long per sample.
-
-    Args:
-        graph: the clean model.
-        samples: the samples.
-        size: samples per batch.
-        at_most: the seconds after which the rest is extrapolated.
-
-    Returns:
-        The seconds.
+    The pass is timed for at least `at_most` seconds or to the end; the remaining samples are extrapolated. `size` is
+    samples per batch.
     """
     session = Session(graph.model, where=graph.source)
     started, seconds, done = time.perf_counter(), 0.0, 0

@@ -12,10 +12,9 @@ FROM_EXTREMES = ("max_range", "power2_range", "search")
 
 
 def require(estimator: Estimator, profile: Profile) -> None:
-    """Refuse a tensor that lacks the histogram, or the extremes of single batches, that the estimator reads.
+    """Reject a tensor without the histogram, or the extremes of single batches, that the estimator reads.
 
-    Raises:
-        ConfigError: for the first such tensor.
+    Raises ConfigError for the first such tensor.
     """
     lacks: dict[str, list[tuple[str, Estimator]]] = {"a histogram": [], "the extremes of single batches": []}
     for tensor, stats in profile.tensors.items():

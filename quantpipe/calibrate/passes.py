@@ -38,16 +38,9 @@ class Pass:
 
 
 def plan_passes(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: Sequence[str] = ()) -> tuple[Pass, ...]:
-    """Return the passes that measure all `tensors`; those in `reduced` need extremes only.
+    """Return the passes that measure all `tensors`; the tensors in `reduced` need extremes only.
 
-    Args:
-        graph: the clean model.
-        tensors: the tensors to measure.
-        memory_mb: what may be kept in memory, MiB.
-        reduced: those that need extremes only.
-
-    Returns:
-        The passes.
+    `memory_mb` is the memory limit in MiB.
     """
     order = execution_order(graph, tensors)
     inside = [t for t in order if t in set(reduced) and graph.dtypes[t] in REDUCIBLE]
@@ -63,11 +56,7 @@ def execution_order(graph: Graph, tensors: Sequence[str]) -> list[str]:
 
 
 def per_channel_tensors(tensors: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
-    """Return the tensors that match a glob pattern.
-
-    Raises:
-        ConfigError: for a pattern that matches none.
-    """
+    """Return the tensors that match a glob pattern; ConfigError for a pattern that matches no tensor."""
     found: set[str] = set()
     for pattern in patterns:
         matching = {t for t in tensors if fnmatchcase(t, pattern)}
@@ -89,17 +78,9 @@ def lacking(
     *,
     by_channel: Collection[str] = (),
 ) -> list[str]:
-    """Return those of `tensors` whose statistics are not known as they are wanted.
+    """Return the tensors whose statistics are not known as they are wanted, in the order of `tensors`.
 
-    Args:
-        graph: the clean model.
-        known: the statistics that there are.
-        tensors: the tensors that are wanted.
-        extremes_only: whether extremes suffice.
-        by_channel: tensors of which statistics per channel are wanted.
-
-    Returns:
-        The names, in the order of `tensors`.
+    `extremes_only`: extremes suffice. Tensors in `by_channel` need statistics per channel.
     """
     found = []
     for tensor in tensors:

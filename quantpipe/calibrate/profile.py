@@ -56,15 +56,7 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
 def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = None) -> Profile:
     """Return the profile that `stats_arrays` wrote, bit for bit.
 
-    Args:
-        arrays: the arrays by name.
-        where: the file, as errors name it.
-
-    Returns:
-        The profile.
-
-    Raises:
-        ArtifactError: for another version, missing arrays, and arrays that do not belong together.
+    Raises ArtifactError for another version, missing arrays, and arrays that do not belong together.
     """
     expected = {*_HEAD, "channel_axis", *RUN, *_INTEGERS, *_FLOATS, *_RAGGED, *_RAGGED.values()}
     missing = sorted(expected - set(arrays))

@@ -97,19 +97,10 @@ def percents_of(estimator: Estimator, groups: Iterable[ScaleGroup]) -> Mapping[s
 def ruled(
     default: Estimator, rules: Sequence[Rule], graph: Graph, topology: Topology
 ) -> tuple[Estimator, list[ThresholdRuleRow]]:
-    """Return the estimator of a model, and what each rule decides.
+    """Return the estimator of a model, and a row per rule for the report.
 
-    Args:
-        default: the estimator of the threshold option.
-        rules: the rules; without any the result is the default.
-        graph: the clean model.
-        topology: the one in which the most runs in integers, so that it has every scale.
-
-    Returns:
-        The estimator, and a row per rule for the report.
-
-    Raises:
-        ConfigError: for a rule that decides on no tensor, with near names where it fits none.
+    `topology` should be the one with the most integer nodes, so that it has every scale. Without rules the result is
+    the default. Raises ConfigError for a rule that decides on no tensor, with near names where it matches none.
     """
     if not rules:
         return default, []

@@ -32,26 +32,15 @@ def weight_ranges(
     *,
     method: Literal["max_range", "mse"] = "mse",
 ) -> list[Range]:
-    """Return one clip range per channel along `axis` (`[C]` of them), or a single one for the tensor (`axis=None`).
+    """Return one clip range per channel along `axis` (`[C]` of them), or one for the tensor (`axis=None`).
 
-    max_range: T = max|w| (symmetric), or [min(0, w), max(0, w)] (asymmetric). mse: the candidate with the least
-    sum of (w - s·(clip(round(w/s) + z) - z))² over the channel's values, s and z as `scale_zero_point` makes them from
-    the candidate; 41 shares 0.2..1 of the full range, or 5 successive exponents when scales are powers of two. With
-    `denominator: range` the full range is max|w|·R/(R-1), at which max|w| is itself an integer.
-    A channel of zeros gets a range whose scale is 1. Raises ModelError for non-finite weights.
+    max_range: T = max|w| (symmetric), or [min(0, w), max(0, w)] (asymmetric). mse: the candidate with the minimum Σ (w
+    - s·(clip(round(w/s) + z) - z))² over the channel's values, s and z as `scale_zero_point` makes them from the
+    candidate. Candidates are 41 shares 0.2..1 of the full range, or 5 successive exponents when scales are powers of
+    two.
 
-    Args:
-        weight: the real values, any shape.
-        axis: the axis of channels, or None.
-        bits: the number of bits.
-        schema: how ranges become scales.
-        method: how the range is found.
-
-    Returns:
-        The ranges, in real units.
-
-    Raises:
-        ModelError: for non-finite weights.
+    With `denominator: range` the full range is max|w|·R/(R-1), at which max|w| is itself an integer. A channel of zeros
+    gets a range whose scale is 1. Ranges are in real units. Raises ModelError for non-finite weights.
     """
     if method not in ("max_range", "mse"):
         raise ConfigError(f"weights.method {method!r} is unknown; legal: 'max_range', 'mse'")
@@ -79,15 +68,7 @@ def weight_ranges(
 
 
 def channel_stats(weight: NDArray[Any], axis: int | None) -> list[TensorStats]:
-    """Return the statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch.
-
-    Args:
-        weight: the real values, any shape.
-        axis: the axis of channels, or None.
-
-    Returns:
-        One entry per channel, or a single one.
-    """
+    """Return the statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch."""
     values = np.asarray(weight, dtype=np.float32)
     parts = [values] if axis is None else list(np.moveaxis(values, axis, 0))
     collectors = [StatsCollector(str(c)) for c in range(len(parts))]
@@ -99,19 +80,9 @@ def channel_stats(weight: NDArray[Any], axis: int | None) -> list[TensorStats]:
 def estimated_ranges(
     channels: Sequence[TensorStats], bits: int, schema: TensorSchema, estimator: Estimator
 ) -> list[Range]:
-    """Return the estimator's range of each channel; one whose scale is 1 for a channel of zeros.
+    """Return the estimator's range of each channel, in real units; a channel of zeros gets a scale of 1.
 
-    Args:
-        channels: the statistics of each channel.
-        bits: the number of bits.
-        schema: how ranges become scales.
-        estimator: how the range is found.
-
-    Returns:
-        The ranges, in real units.
-
-    Raises:
-        ModelError: for non-finite weights.
+    Raises ModelError for non-finite weights.
     """
     if any(channel.nonfinite for channel in channels):
         raise ModelError("weights hold NaN or infinite values; legal: finite weights")

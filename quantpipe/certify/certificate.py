@@ -34,19 +34,7 @@ WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 def certificate(
     graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec, *, realized: Rendered, form: str
 ) -> dict[str, Any]:
-    """Return all of certificate.json but its origin and the digests of the files that it is about.
-
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number of the integer model.
-        spec: the device.
-        realized: the realized model.
-        form: the name of the output form.
-
-    Returns:
-        The content of the file.
-    """
+    """Return all of certificate.json but its origin and the digests of the files that it is about."""
     claims = Claims(graph, topology, plan, spec, form)
     kernels = {
         k.node: {

@@ -46,15 +46,9 @@ class Departures:
 
 
 def departures(r: Requantize, low: Ints, high: Ints) -> Departures:
-    """Count the departures of accumulators in [low, high] from the exact product.
+    """Return how often accumulators in [low, high] depart from the exact product, and the first departures.
 
-    Args:
-        r: how they are narrowed.
-        low: least accumulators, `[C]` (one row where all channels are alike).
-        high: greatest accumulators, `[C]`.
-
-    Returns:
-        The count, and the first departures.
+    `low` and `high` are `[C]`, or one row where all channels are alike.
     """
     rows = max(r.multiplier.size, len(low))
     low, high = (np.broadcast_to(v, (rows,)).reshape(rows, 1) for v in (low, high))

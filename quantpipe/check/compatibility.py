@@ -147,20 +147,8 @@ def check_model(
 ) -> Fit:
     """Return the fit of a model file.
 
-    Args:
-        path: the ONNX file.
-        spec: the device.
-        schema: how ranges become scales.
-        options: the settings of annotate.
-        shapes: shapes of inputs where they are free (see `made_up`).
-        loading: how the file is read.
-
-    Returns:
-        What the device would make of the model.
-
-    Raises:
-        ModelError: for files that cannot be read or run.
-        ConfigError: for shapes that do not fit.
+    `shapes` are shapes of inputs with free axes (see `made_up`). Raises ModelError for files that cannot be read or
+    run, and ConfigError for shapes that do not fit.
     """
     try:
         raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
@@ -179,17 +167,7 @@ def check_model(
 
 
 def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> Fit:
-    """Return the fit of a model on a device under a schema that it can run.
-
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        spec: the device.
-        schema: how ranges become scales; the device must be able to run it.
-
-    Returns:
-        What the device would make of the model.
-    """
+    """Return the fit of a clean model on a device under a schema, which the device must be able to run."""
     reals = [n for n in graph.nodes if computes_reals(graph, n.name)]
     work = {n.name: macs(n, graph) for n in graph.nodes}
     refused = tuple(

@@ -36,13 +36,7 @@ class LoadedForm:
 
 
 def loaded_forms(graph: Graph, topology: Topology, spec: HardwareSpec) -> tuple[LoadedForm, ...]:
-    """Return what is known of each form in `loads`.
-
-    Args:
-        graph: The clean model.
-        topology: What of it runs in integers.
-        spec: The device.
-    """
+    """Return the facts about each form that the device `loads`."""
     found = []
     for form in spec.loads:
         if form not in BACKENDS and form not in FILE_FORMS:

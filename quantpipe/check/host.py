@@ -7,7 +7,7 @@ onnxruntime's exact kernels there.
 from __future__ import annotations
 
 from quantpipe.graph.view import Graph
-from quantpipe.plan import kernels_with_wide_pairs
+from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs
 from quantpipe.types import HardwareSpec, QuantPlan, Topology
 
 
@@ -15,11 +15,25 @@ def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: Hardwa
     """Return a sentence where kernels of a model for onnxruntime's CPUs would saturate on some of them; else None."""
     nodes = kernels_with_wide_pairs(graph, topology, plan) if spec.runs_here else []
     if not nodes:
-        return None
+        return _stored_unsigned(plan)
     more = len(nodes) - 1
     first = nodes[0] + (f" and {more} other{'s' if more > 1 else ''}" if more else "")
     return (
         f"on x86 processors without VNNI, pairs of uint8 x int8 products of {first} can saturate in int16. The file "
         'names the session option that the model needs there ("session.x64quantprecision": "1", slower); with '
         "hardware.isa=any no pair saturates, and a default session computes the same integers on every processor"
+    )
+
+
+def _stored_unsigned(plan: QuantPlan) -> str | None:
+    """Name the kernels whose given integers are exact everywhere as uint8 only, and the price of that."""
+    rows = [row for row in plan.raised if row["reason"] == UNSIGNED]
+    if not rows:
+        return None
+    channels = sum(row["channels"] for row in rows)
+    return (
+        f"the given int8 weights of {rows[0]['node']}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''} would "
+        f"saturate in int16 on x86 processors without VNNI ({channels} channels). They are stored as uint8 with zero "
+        "point 128: the same integers everywhere, in slower kernels. hardware.isa=vnni keeps int8; "
+        "import.keep=scales lets quantpipe choose weights that do not saturate"
     )

@@ -40,17 +40,7 @@ class Accumulation:
 
 
 def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> tuple[Accumulation, ...]:
-    """Return the sums of every kernel with constant weights, in graph order.
-
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        spec: the device.
-        schema: how ranges become scales.
-
-    Returns:
-        One entry per kernel.
-    """
+    """Return the sums of every kernel with constant weights, in graph order."""
     found = []
     for kernel in topology.kernels:
         if kernel.weight is None:

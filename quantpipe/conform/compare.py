@@ -28,15 +28,9 @@ SHOWN = 5
 
 
 def compare_dump(vectors: VectorSet, described: Described, dump: Dump) -> DumpedSet:
-    """Return how a dump differs from a set.
+    """Return how a dump differs from a set: a row for every tensor of the dump, in graph order.
 
-    Args:
-        vectors: The set.
-        described: Its network, whose hardware file can be changed.
-        dump: What a device gave.
-
-    Returns:
-        A row for every tensor of the dump, in the order in which they are made; what explains those that differ.
+    Tensors that differ have an explanation, by changes of the hardware file of `described`.
     """
     golden = {t: v[: dump.samples] for t, v in vectors.golden.items()}
     given = _filled(vectors, golden, dump)

@@ -34,24 +34,19 @@ class Described:
 
     @cached_property
     def network(self) -> Network:
-        """Return the network as its own hardware file has it.
+        """Return the network as its own hardware file defines it.
 
-        Raises:
-            HardwareError: Where the device cannot express it.
+        Raises HardwareError where the device cannot express it.
         """
         spec = load_hardware(self.hardware)
         plan = Problem(self.graph, self.topology, spec, self.schema).plan(self.strategy, self.overrides)
         return Network(self.graph, self.topology, plan)
 
     def site(self, kernel: Kernel, change: Change, *, narrows: bool = False) -> Site | None:
-        """Return one kernel as another hardware file would have it; None where no such file is legal, or says less.
+        """Return one kernel under a changed hardware file; None if no such file is legal, or if it changes nothing.
 
-        What feeds the kernel stays as it is: the same scales, zero points and integer weights.
-
-        Args:
-            kernel: The kernel.
-            change: What the file would say.
-            narrows: What narrows its accumulator is meant.
+        Inputs of the kernel stay unchanged: the same scales, zero points and integer weights. `narrows` selects the
+        operation that narrows its accumulator.
         """
         own = self._planned({}, self._around(kernel))
         other = own if not change else self._planned(change, self._around(kernel))

@@ -43,13 +43,8 @@ class Dump:
 def read_dump(path: Path, vectors: VectorSet) -> Dump:
     """Return the dump of a set.
 
-    Args:
-        path: A file, or a folder of files; of a folder with a folder of the set's name that one.
-        vectors: The set that it is a dump of.
-
-    Raises:
-        ArtifactError: Where it holds no tensor of the set, a tensor that the set has not, or one of another shape or
-            type; all of these are named.
+    `path` is a file or a folder of files; a sub-folder with the set's name takes precedence. Raises ArtifactError that
+    names all tensors that are unknown, or of another shape or type, and for a dump without a tensor of the set.
     """
     inner = path / vectors.name
     place = inner if inner.is_dir() else next((f for k in KINDS if (f := path / f"{vectors.name}{k}").is_file()), path)

@@ -18,13 +18,7 @@ Array = NDArray[Any]
 def entering_alternatives(
     net: Network, tensor: str, inputs: Mapping[str, Array]
 ) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """Yield (field, value, integers) of other ways to quantize an input of the model.
-
-    Args:
-        net: The network.
-        tensor: The tensor; others than the model's inputs have none.
-        inputs: The real inputs.
-    """
+    """Yield (field, value, integers) of other ways to quantize an input of the model; nothing for other tensors."""
     if tensor not in inputs or tensor not in net.plan.quantizers:
         return
     q = net.plan.quantizers[tensor]

@@ -93,12 +93,7 @@ class Held:
 
 
 def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[Value]]:
-    """Return the fields that may differ, each with its values, that of the file first.
-
-    Args:
-        spec: The hardware file.
-        ops: The ops that are probed.
-    """
+    """Return the fields that may differ on the probed ops, each with its values, the file's own value first."""
     found: dict[str, list[Value]] = {f"requantize of {op}": [Value("as the file says"), *_ways()] for op in ops}
     own = spec.accumulator
     found["accumulator"] = [Value(f"{own.label}, overflow {own.overflow}")]
@@ -130,9 +125,7 @@ class Identified:
 def identify(spec: HardwareSpec, held: Sequence[Held]) -> Identified:
     """Return the values of fields that agree with every probe.
 
-    Args:
-        spec: The hardware file that the probes were planned for.
-        held: Every probe of the device, with what it gave.
+    `spec` is the hardware file that the probes were planned for.
     """
     ops = list(dict.fromkeys(h.probe.kernel.op for h in held))
     known = _without_twins(variables(spec, ops), held)

@@ -113,14 +113,10 @@ class Site:
         return tuple(n for n in names if n not in self.net.plan.constants)
 
     def result(self, given: Mapping[str, Array], fault: Fault = NONE) -> Ints | None:
-        """Return what the kernel gives: stored integers, or accumulators where it hands them on.
+        """Return the kernel's result for operands `[N, …]`: stored integers, or accumulators.
 
-        Args:
-            given: Its operands by name, `[N, …]`.
-            fault: How the device departs from the numbers.
-
-        Returns:
-            The integers; None for kernels that are not repeated here (programs over rows, ops of packages).
+        It is an accumulator where another kernel reads it. None for kernels that are not repeated here (programs over
+        rows, ops of packages).
         """
         numbers, axis = self.numbers, self.rule.output_axis
         if isinstance(numbers, Requantize):

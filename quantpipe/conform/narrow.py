@@ -28,29 +28,13 @@ def limited(acc: Ints, limit: Limit | None) -> Ints:
 
 
 def narrowed(how: Requantize, acc: Ints, axis: int, *, out: Quantizer, fault: Fault) -> Ints:
-    """Return the stored integers of accumulators.
-
-    Args:
-        how: The narrowing of the plan.
-        acc: The accumulators.
-        axis: The axis of channels.
-        out: How the result is stored.
-        fault: How the device departs from that.
-    """
+    """Return the stored integers of accumulators, as a device with a fault narrows them."""
     axis %= acc.ndim or 1
     return clamped(how, _unclamped(how, acc, axis), axis, out=out, fault=fault)
 
 
 def clamped(how: Requantize, q: Ints, axis: int, *, out: Quantizer, fault: Fault) -> Ints:
-    """Return integers within the bounds of a narrowing, or as a device with a fault keeps them.
-
-    Args:
-        how: The narrowing of the plan.
-        q: The integers.
-        axis: The axis of channels.
-        out: How the result is stored.
-        fault: How the device departs from that.
-    """
+    """Return integers within the bounds of a narrowing, or as a device with a fault keeps them."""
     low, high = (out.qmin, out.qmax) if fault.no_clamp else (how.low, how.high)
     if fault.wraps:  # bounds that are those of the bits alone are not written by a device that wraps
         q = np.clip(q, -WIDE if low == out.qmin else low, WIDE if high == out.qmax else high)
@@ -90,10 +74,7 @@ def _multiplied(acc: Ints, how: Requantize, zero: int, *, axis: int | None) -> I
 def total_of(plan: Sum, values: Sequence[Ints], axis: int) -> Ints:
     """Return the sum of an addition that has a common scale, before it is narrowed.
 
-    Args:
-        plan: The numbers of the addition.
-        values: q - z of each term, or its accumulators.
-        axis: The axis of channels.
+    `values` are q - z of each term, or its accumulators.
     """
     total: Ints = np.zeros((), np.int64)
     for term, value in zip(plan.terms, values, strict=True):
@@ -116,10 +97,7 @@ def total_of(plan: Sum, values: Sequence[Ints], axis: int) -> Ints:
 def free_sum(plan: Sum, values: Sequence[Ints], axis: int) -> Ints:
     """Return a sum that is rescaled inside, in float32, as integers before its clamp.
 
-    Args:
-        plan: The numbers of the addition.
-        values: q of each term (zero points not taken off), or its accumulators.
-        axis: The axis of channels.
+    `values` are q of each term (zero points included), or its accumulators.
     """
     assert plan.output is not None  # noqa: S101  (such a sum is stored)
     total: Array = np.asarray(plan.offset, np.float32)

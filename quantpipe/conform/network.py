@@ -55,13 +55,9 @@ class Network:
         return DType.INT32 if bound is None or bound <= DType.INT32.qmax else DType.INT64
 
     def golden(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return every stored tensor and every accumulator that is handed on, as the simulated model has them.
+        """Return every stored tensor and every accumulator that a kernel reads, as in the simulated model.
 
-        Args:
-            inputs: The model's real inputs, `[N, …]` each.
-
-        Returns:
-            Tensor -> integers q, in the type of `dtype`.
+        The inputs are float values, `[N, …]` each; the result has integers q in the type of `dtype`.
         """
         simulation = simulate(self.graph, self.topology, self.plan)
         held = simulation.rendered.integers

@@ -98,13 +98,7 @@ class _Unfit(Exception):
 def probes_of(
     hardware: Mapping[str, Any], schema: Schema, names: Collection[str] | None = None
 ) -> tuple[list[Probe], dict[str, str]]:
-    """Return the probes of a device, and why others are left out.
-
-    Args:
-        hardware: The content of its hardware file.
-        schema: How ranges become scales on it.
-        names: The probes that are wanted; None: all.
-    """
+    """Return the probes of a device (`names=None`: all), and why others are left out."""
     spec, found, left_out = load_hardware(hardware), [], {}
     for recipe in RECIPES if names is None else [r for r in RECIPES if r.name in names]:
         try:
@@ -152,11 +146,9 @@ def _result_scale(recipe: Recipe, made: _Made, bias: Array | None) -> float:
 
 
 def separating(described: Described, most: int) -> Array:
-    """Return accumulators, one a channel, of which any two legal ways to narrow make different integers, if any do.
+    """Return accumulators, one a channel, for which any two legal ways to narrow differ, if they ever do.
 
-    Args:
-        described: The network of a probe.
-        most: The greatest magnitude of an accumulator.
+    `most` is the largest magnitude of an accumulator.
     """
     kernel = described.topology.kernel_of[NODE]
     rng = np.random.default_rng(SEED + 3)
@@ -294,13 +286,7 @@ def _codes(q: Quantizer, shape: tuple[int, ...], rng: np.random.Generator, extre
 
 
 def range_at(group: ScaleGroup, scale: float, schema: Schema) -> Range:
-    """Return the range of a group at which it has a scale, with an odd zero point where there is one.
-
-    Args:
-        group: The group, at its most bits.
-        scale: The scale.
-        schema: How ranges become scales.
-    """
+    """Return the range at which a group, at its highest bits, has a scale; with an odd zero point if it has one."""
     steps = (1 << group.max_bits) - 1
     if schema.activations.symmetry is Symmetry.ASYMMETRIC:
         zero = (steps * 2 // 5) | 1

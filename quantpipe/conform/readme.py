@@ -19,13 +19,8 @@ def readme(
 ) -> str:
     """Return README.md.
 
-    Args:
-        sets: The sets, the network first.
-        left_out: Probe -> why the device does not get it.
-        model: What the network was made of.
-        hardware: The name of the hardware file.
-        forms: File in the folder of each probe -> the form that it is.
-        hex_samples: How many samples stand in hex files.
+    `sets` begins with the network; `left_out` maps a probe to the reason. `forms` maps a file in each probe's folder to
+    its form. `hex_samples` samples are in hex files.
     """
     net, *probes = sets
     more = f", `DUMPS/{probes[0].name}.npz`" if probes else ""

@@ -55,13 +55,9 @@ class Draft:
     def model(self, weight: Array | None, bias: Array | None, *, tail: bool) -> onnx.ModelProto:
         """Return the model.
 
-        An op without a weight reads copies of the inputs, that convolutions with a weight of one make: a device runs it
-        in integers where it is fed with integers.
-
-        Args:
-            weight: Real weights, where the op has some.
-            bias: Real biases.
-            tail: Whether another layer reads the result: many devices store a last one as real numbers.
+        An op without a weight reads copies of the inputs, made by convolutions with a weight of one: a device runs it
+        in integers if its inputs are integers. `tail`: another layer reads the result, since many devices store a last
+        one as float values.
         """
         constants = {name: values for name, values in (("w", weight), ("b", bias)) if values is not None}
         nodes, reads = [], list(self.inputs)

@@ -70,10 +70,8 @@ def stem(number: int, name: str) -> str:
 def contents(vectors: VectorSet, hex_samples: int, values: Mapping[str, str] = NOTHING) -> Iterator[tuple[str, bytes]]:
     """Yield (name, content) of every file of a set.
 
-    Args:
-        vectors: The set.
-        hex_samples: How many samples stand in hex files too; 0: none, and no weights either.
-        values: Tensor -> the value that holds it in the ONNX file beside.
+    `hex_samples` samples are in hex files too; 0: no samples and no weights. `values` maps a tensor to its value in the
+    ONNX file of the set.
     """
     yield SET, _json(described(vectors, hex_samples, values))
     yield GOLDEN, npz(vectors.golden)
@@ -94,12 +92,9 @@ def contents(vectors: VectorSet, hex_samples: int, values: Mapping[str, str] = N
 
 
 def described(vectors: VectorSet, hex_samples: int, values: Mapping[str, str] = NOTHING) -> dict[str, Any]:
-    """Return what set.json says: every tensor and every kernel.
+    """Return the content of set.json: every tensor and every kernel.
 
-    Args:
-        vectors: The set.
-        hex_samples: How many samples stand in hex files.
-        values: Tensor -> the value that holds it in the ONNX file beside.
+    `values` maps a tensor to its value in the ONNX file of the set.
     """
     net, names = vectors.network, vectors.files
     tensors = []

@@ -38,11 +38,7 @@ class Window:
 def window_of(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequence[int]) -> Window:
     """Return the window of a convolution or a pool.
 
-    Args:
-        node: The node.
-        size: Of the map that it reads.
-        taps: Of its kernel.
-        made: Size of the map that it makes.
+    `size` and `made` are the sizes of its input and output maps; `taps` is the size of its kernel.
     """
     ones = [1] * len(taps)
     begin = pads_before(node, list(size), list(taps), list(made))
@@ -80,17 +76,9 @@ def taken(x: Ints, window: Window, pad: int) -> list[tuple[tuple[int, ...], Ints
 
 
 def convolved(x: Ints, weight: Ints, group: int, window: Window, *, pad: int = 0) -> Ints:
-    """Return Σ x·w over windows.
+    """Return Σ x·w over windows, `[N, M, *made]`.
 
-    Args:
-        x: `[N, C, *size]`.
-        weight: `[M, C / group, *taps]`.
-        group: How many groups of channels there are.
-        window: Where the windows lie.
-        pad: What lies outside of the map.
-
-    Returns:
-        The sums, `[N, M, *made]`.
+    `x` is `[N, C, *size]`, `weight` is `[M, C / group, *taps]`; `pad` is the value outside the map.
     """
     batch, made = len(x), window.made
     matrices = weight.reshape(group, -1, *weight.shape[1:]).astype(np.float64)
@@ -108,16 +96,9 @@ def summed(x: Ints, window: Window) -> Ints:
 
 
 def spread(x: Ints, weight: Ints, group: int, window: Window) -> Ints:
-    """Return the transposed convolution.
+    """Return the transposed convolution, `[N, M, *made]`.
 
-    Args:
-        x: `[N, C, *size]`.
-        weight: `[C, M / group, *taps]`.
-        group: How many groups of channels there are.
-        window: Where its windows lie in the result.
-
-    Returns:
-        The sums, `[N, M, *made]`.
+    `x` is `[N, C, *size]`, `weight` is `[C, M / group, *taps]`; the windows are windows of the result.
     """
     batch, size = len(x), x.shape[2:]
     values = x.reshape(batch, group, -1, int(np.prod(size))).astype(np.float64)

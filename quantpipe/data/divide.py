@@ -39,14 +39,7 @@ class Part:
         return np.asarray(found[np.argsort(first)])
 
     def of(self, groups: NDArray[np.int64]) -> Part:
-        """Return the samples of some units, ascending.
-
-        Args:
-            groups: the numbers of the units.
-
-        Returns:
-            The samples.
-        """
+        """Return the samples of some units, ascending."""
         if self.units is None:
             return replace(self, indices=np.sort(groups))
         return replace(self, indices=self.indices[np.isin(self.units[self.indices], groups)])
@@ -70,17 +63,11 @@ def divide(
     *,
     units: Mapping[str, NDArray[np.int64] | None] | None = None,
 ) -> dict[str, Part]:
-    """Return which samples of which source go to each split.
+    """Return the samples of each split, by role.
 
-    Args:
-        sources: the data, under the one key `WHOLE`, or under calibrate, evaluate and perhaps search.
-        fractions: the share of each split, where there is one source.
-        search: `search["share"]` is what calibrate gives to search.
-        seed: the seed of all chance.
-        units: which samples of each source must not be torn apart (default: its sequences).
-
-    Returns:
-        Role -> part.
+    The sources have the one key `WHOLE`, or the keys calibrate, evaluate and perhaps search. With one source,
+    `fractions` are the shares of the splits; `search["share"]` is the part of calibrate that search gets. `units`
+    (default: the sequences of each source) are samples that must stay in one split.
     """
     parts = {}
     for role, source in sources.items():

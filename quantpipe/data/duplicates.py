@@ -41,28 +41,14 @@ NONE_SHARED = Shared(np.empty(0, np.int64))
 
 
 def fingerprints(source: Source, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return digests of the contents of some samples, `[len(indices)]`.
-
-    Args:
-        source: the data.
-        indices: the samples.
-
-    Returns:
-        The digests, `[len(indices)]`.
-    """
+    """Return digests of the contents of some samples, `[len(indices)]`."""
     return np.array([_fingerprint(source, int(index)) for index in indices], dtype=np.uint64)
 
 
 def sequence_contents(source: Source, indices: NDArray[np.int64], units: NDArray[np.int64]) -> Contents:
-    """Return digests of the sequences that samples stand in: each is alike for all samples of one.
+    """Return a function that gives the digests of samples' sequences, equal for all samples of a sequence.
 
-    Args:
-        source: the data.
-        indices: the samples.
-        units: the number of each sample's sequence, `[len(source)]`.
-
-    Returns:
-        Gives the digests of samples, `[n]`.
+    `units` is the number of each sample's sequence, `[len(source)]`.
     """
     own = fingerprints(source, indices)
     digests = {}
@@ -77,15 +63,7 @@ def unshared(
 ) -> tuple[NDArray[np.int64], Shared]:
     """Return the first `limit` samples (None: all) whose content is not `taken`, and those met whose content is.
 
-    Args:
-        source: the data.
-        indices: the samples of the split, in order.
-        contents: digests of the samples' contents.
-        taken: digests that other splits hold.
-        limit: the number of samples to return; None: all.
-
-    Returns:
-        The samples, and what was met that others hold.
+    `indices` are the samples of the split, in order; `taken` are digests that other splits hold.
     """
     kept: list[int] = []
     dropped: list[int] = []
@@ -103,20 +81,9 @@ def unshared(
 
 
 def say(role: str, left: int, shared: Shared, others: Sequence[str], *, where: str) -> str | None:
-    """Return the warning of what was dropped from a split; None if nothing was.
+    """Return the warning about samples dropped from a split; None if nothing was dropped.
 
-    Args:
-        role: the split.
-        left: how many samples are left in it.
-        shared: what was dropped.
-        others: the splits that hold the same.
-        where: the place, as errors name it.
-
-    Returns:
-        The warning, or None.
-
-    Raises:
-        DataError: where nothing is left.
+    Raises DataError where no sample is left.
     """
     count = len(shared.indices)
     if not count:

@@ -42,8 +42,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 def checked_function(value: Any, key: str) -> Callable[..., Any]:
     """Return a function of the user's, already imported.
 
-    Raises:
-        ConfigError: where there is none.
+    Raises ConfigError for anything else.
     """
     if not callable(value):
         raise ConfigError(

@@ -21,19 +21,10 @@ _STREAM = 0x7ADE
 
 
 def with_holdout(splits: Splits, share: float, seed: int, batch: int = 1) -> Splits:
-    """Return the splits with a seeded `share` of the search samples `aside`, sequences kept whole.
+    """Return the splits with a seeded `share` of the search samples `aside`, with sequences kept together.
 
-    The splits stay as they were where that cannot be: where one of both would be less than a `batch`, and for samples
-    that cannot be told apart.
-
-    Args:
-        splits: the splits.
-        share: the share of the search samples, 0 to less than 1.
-        seed: the seed of the choice.
-        batch: the least number of samples of either part.
-
-    Returns:
-        The splits.
+    The splits stay unchanged where either part would have fewer samples than a `batch`, and for samples that cannot be
+    identified. `share` is from 0 to less than 1.
     """
     samples = splits.search
     if not share or not isinstance(samples, SourceSamples):

@@ -33,17 +33,9 @@ def route(
 ) -> tuple[Feed, ...]:
     """Return a field for every input.
 
-    Args:
-        inputs: the model's inputs.
-        source: the data.
-        preprocess: the preprocessing; with several inputs, it is applied to those that take real numbers.
-        carried: inputs that hold state: a field of their name gives its first value, if there is one.
-
-    Returns:
-        The feeds.
-
-    Raises:
-        DataError: naming the inputs without data, with what they take.
+    With several inputs, preprocessing is applied to the float inputs. `carried` are inputs that hold state: a field of
+    their name gives the first value, if it exists. Raises DataError that names the inputs without data, with their
+    shapes and types.
     """
     needed = [i for i in inputs if i.name not in carried]
     for port in needed:
@@ -82,15 +74,9 @@ def route(
 
 
 def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
-    """Check that every axis of `values` but the first is the input's, or free there.
+    """Check that every axis of `values` but the first has the size of the input's axis, or is free there.
 
-    Args:
-        values: a sample with a first axis before it.
-        feed: the field and the input that it is for.
-        name: the sample, as errors name it.
-
-    Raises:
-        DataError: where an axis has another size.
+    Raises DataError where an axis has another size.
     """
     wanted, found = feed.port.shape[1:], values.shape[1:]
     if len(wanted) == len(found) and all(w in (None, f) for w, f in zip(wanted, found, strict=True)):
@@ -140,20 +126,10 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
 
 
 def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArray[Any]:
-    """Return values as the input's dtype.
+    """Return values of any shape as the input's dtype.
 
-    Fractions, too large integers, NaN and infinity are errors, never lost. Whole numbers in floats are integers.
-
-    Args:
-        values: values of any shape.
-        port: the input.
-        names: the samples, as errors name them.
-
-    Returns:
-        The values, in the same shape.
-
-    Raises:
-        DataError: for a value that the type cannot hold.
+    Integral values in float arrays become integers. Raises DataError for fractions, integers out of range, NaN and
+    infinity.
     """
     try:
         target = np.dtype(port.dtype)

@@ -53,16 +53,7 @@ def _rows(reader: csv.DictReader[str], name_column: str, index_column: str, path
 def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
     """Return an array of labels as int64 `[samples]`; `[samples, 1]` is taken too.
 
-    Args:
-        raw: labels as they are given.
-        samples: how many samples there are.
-        where: the place, as errors name it.
-
-    Returns:
-        The labels.
-
-    Raises:
-        DataError: for anything else than one whole number per sample.
+    Raises DataError for anything else than one integer per sample.
     """
     if raw.shape == (samples, 1):
         raw = raw[:, 0]
@@ -81,15 +72,9 @@ def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
 
 
 def check_labels(labels: NDArray[np.int64], classes: int | None, where: str) -> None:
-    """Check that labels are classes of the model.
+    """Check that labels `[N]` are classes of the model (`classes=None`: the number is unknown).
 
-    Args:
-        labels: class per sample, `[N]`.
-        classes: the model's number of classes; None: not known.
-        where: the place, as errors name it.
-
-    Raises:
-        DataError: where a label is negative or beyond the classes.
+    Raises DataError for negative labels, and for labels of `classes` or more.
     """
     wrong = labels < 0
     if classes is not None:

@@ -59,8 +59,7 @@ class Options:
     def handling(self) -> Handling:
         """Return how samples are divided, limited and checked.
 
-        Raises:
-            ConfigError: for an option that means nothing.
+        Raises ConfigError for an option without effect.
         """
         state = {str(k): str(v) for k, v in (self.state or {}).items()}
         return Handling(self.shuffle, self.on_error, state, self.state_reset, self.duplicates, self.force_few)
@@ -81,18 +80,8 @@ class Options:
     ) -> Splits:
         """Divide the sources, take the first samples of each split, and check them.
 
-        Args:
-            sources: the data, whole or by role.
-            preprocess: the preprocessing.
-            inputs: the model's inputs.
-            classes: the model's number of classes; None: not known.
-            seed: the seed of the division.
-
-        Returns:
-            The splits.
-
-        Raises:
-            DataError: where the samples do not fit the model.
+        Sources are given as one or by role; `classes=None`: the number is unknown. Raises DataError where the samples
+        do not fit the model.
         """
         handling = self.handling
         units = {role: handling.units(source) for role, source in sources.items()}

@@ -129,17 +129,11 @@ class Preprocess:
         return self.scale == 1 and set(self.mean) == {0.0} and set(self.std) == {1.0}
 
     def apply(self, images: Sequence[NDArray[Any]] | NDArray[Any], source: SourceLayout) -> NDArray[Any]:
-        """Return a batch `[N, …]` in the model's layout.
+        """Return a batch `[N, …]` in the model's layout, in float32 or unchanged if `is_identity`.
 
-        Args:
-            images: one array or a list of samples; after resizing they must all have one shape.
-            source: how the axes of the data are meant.
-
-        Returns:
-            `[N, …]`, float32 (float64 from wide sources), or as stored if `is_identity`.
-
-        Raises:
-            DataError: if a per-channel list does not fit the channels, or `size` is set for what is not an image.
+        Wide sources give float64. `images` is one array or a list of samples, which must have one shape after resizing.
+        Raises DataError if a per-channel list does not fit the channels, or if `size` is set for samples that are no
+        images.
         """
         batch = (
             self._resized(images, source)

@@ -83,15 +83,9 @@ class SourceSamples:
         return self._source.sequences if self._sequences is None else self._sequences
 
     def divided(self, aside: NDArray[np.bool_]) -> tuple[SourceSamples, SourceSamples]:
-        """Return the samples, in the same order, without and with those `aside`.
+        """Return the samples, in the same order, without and with the samples `aside`, `[len(self)]` bool.
 
-        What was left out of the data stays with the first.
-
-        Args:
-            aside: which samples go to the second part, `[len(self)]` bool.
-
-        Returns:
-            The two parts.
+        Samples that were left out of the data stay with the first part.
         """
         stay, go = self._indices[~aside], self._indices[aside]
         first = SourceSamples(
@@ -122,14 +116,7 @@ class SourceSamples:
                 yield Batch(self._fitted(rows, some), None if labels is None else labels[some].copy(), some.copy())
 
     def values(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return model inputs `[len(chosen), …]` of samples of one shape at these positions of the source.
-
-        Args:
-            chosen: positions in the source, `[n]`.
-
-        Returns:
-            Input name -> `[n, …]`.
-        """
+        """Return model inputs `[n, …]` by name, of samples of one shape at positions `[n]` of the source."""
         return self._fitted(self._source.read(chosen), chosen)
 
     def _fitted(self, raw: Mapping[str, Rows], chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -184,14 +171,7 @@ def _runs(raw: Mapping[str, Rows], feeds: Sequence[Feed], count: int) -> Iterato
 
 
 def ranges(indices: NDArray[np.int64]) -> list[list[int]]:
-    """Return indices as `[first, last]` of each run that counts upwards by one, in order.
-
-    Args:
-        indices: positions, `[n]`.
-
-    Returns:
-        The runs.
-    """
+    """Return indices `[n]` as `[first, last]` of each run that counts upwards by one, in order."""
     if not len(indices):
         return []
     borders = np.flatnonzero(np.diff(indices) != 1) + 1

@@ -88,11 +88,6 @@ def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> N
     """Include samples of any shape in a digest: name, dtype, shape and bytes of every array, sample by sample.
 
     It serves as `Source.hash_into`.
-
-    Args:
-        hasher: the digest.
-        source: the data.
-        indices: positions in the source, `[n]`.
     """
     for index in indices:
         for field, rows in sorted(source.read(np.array([index], dtype=np.int64)).items()):

@@ -177,22 +177,8 @@ def build(
 ) -> Splits:
     """Return the splits, cut to the first `limits[role]` samples.
 
-    Labels, and what samples are cheap to read, are checked before.
-
-    Args:
-        parts: the samples of each split.
-        limits: the most samples of each split.
-        preprocess: the preprocessing.
-        inputs: the model's inputs.
-        classes: the model's number of classes; None: not known.
-        handling: how samples are taken and checked.
-        seed: the seed of all chance.
-
-    Returns:
-        The splits.
-
-    Raises:
-        DataError: where the samples do not fit the model.
+    Labels, and samples that are cheap to read, are checked before; `classes=None`: the number of classes is unknown.
+    Raises DataError where the samples do not fit the model.
     """
     handling = handling or Handling()
     handling.check_state(inputs)

@@ -18,11 +18,10 @@ _MOST_RATIO = 50
 
 
 def thumbnail(sample: NDArray[Any]) -> str | None:
-    """Return a sample as a PNG in base64, or None where it is no picture.
+    """Return a sample as a PNG in base64, or None if it is no picture.
 
-    Args:
-        sample: `[H, W]`, `[C, H, W]` or `[H, W, C]` with 1, 3 or 4 channels, of any number type. What preprocessing
-            made of the pixels is stretched back to all of the brightness.
+    A picture is `[H, W]`, `[C, H, W]` or `[H, W, C]` with 1, 3 or 4 channels, of any numeric type. Preprocessed pixel
+    values are stretched back to the full range of brightness.
     """
     pixels = _pixels(sample)
     if pixels is None:

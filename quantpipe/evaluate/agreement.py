@@ -124,21 +124,9 @@ def compare(
     realized: Rendered,
     samples: Samples,
 ) -> Agreement:
-    """Run both models on all samples, the realized one in every kind of session.
+    """Run both models on all samples, the realized one in every kind of session; return the comparison.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        simulation: the simulated graph.
-        realized: the realized model.
-        samples: what both run on.
-
-    Returns:
-        How many elements were compared and how many differ.
-
-    Raises:
-        AgreementError: where the realized model lacks a tensor that the plan says it holds.
+    Raises AgreementError where the realized model lacks a tensor that the plan lists.
     """
     simulated = Simulated(graph, topology, plan, simulation, realized=realized)
     return compare_with(simulated, realized, samples, session_kinds(realized.model))
@@ -147,17 +135,7 @@ def compare(
 def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kinds: Sequence[Kind]) -> Agreement:
     """Compare with a simulated model that is loaded already, in some kinds of sessions.
 
-    Args:
-        simulated: the simulated model.
-        realized: the realized model.
-        samples: the samples.
-        kinds: the kinds of sessions.
-
-    Returns:
-        How many elements were compared and how many differ.
-
-    Raises:
-        AgreementError: where the realized model lacks a tensor that the plan says it holds.
+    Raises AgreementError where the realized model lacks a tensor that the plan lists.
     """
     lacking = [n for n in realized.integers.values() if n not in value_names(realized.model)]
     if lacking:

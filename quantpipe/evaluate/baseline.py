@@ -62,17 +62,11 @@ class Compared:
 def worth_comparing(
     graph: Graph, spec: HardwareSpec, rows: Sequence[OutputRow], accurate: str | None, *, ratio: float
 ) -> bool:
-    """Return whether the comparison says anything of a result.
+    """Return whether a comparison with onnxruntime's own tools is informative.
 
-    It does for onnxruntime on this machine, for models that its tool takes, and where an output is not near already or
-    integers are slower than float.
-
-    Args:
-        graph: the clean model.
-        spec: the device.
-        rows: how near each output is.
-        accurate: the output that is as accurate as the float model's, if one is.
-        ratio: latency of the result over that of the float model.
+    It is for onnxruntime on this machine, for models that its tool takes, and where an output is not accurate already
+    or integers are slower than float. `accurate` is the output that is as accurate as the float model's, if one is.
+    `ratio` is the latency of the result over the latency of the float model.
     """
     if not spec.runs_here or graph.imported is not None or graph.states or graph.given:
         return False
@@ -82,14 +76,9 @@ def worth_comparing(
 
 
 def baseline(compared: Compared, accurate: str | None = None) -> BaselinePart:
-    """Return how near onnxruntime's own forms are to the float model, and how fast, beside the result.
+    """Return accuracy and speed of onnxruntime's own forms, compared with the result.
 
-    Args:
-        compared: models and samples.
-        accurate: the output that is as accurate as the float model's, if one is; it is near enough.
-
-    Returns:
-        The part of the report.
+    `accurate` is the output that is as accurate as the float model's, if one is; it counts as near enough.
     """
     graph = compared.graph
     size = graph.batch_size
@@ -118,15 +107,9 @@ def baseline(compared: Compared, accurate: str | None = None) -> BaselinePart:
 
 
 def baseline_warning(part: BaselinePart | None, topology: Topology, anew: bool = False) -> str | None:
-    """Return a sentence where one of the forms is nearer in no more time, or as near and faster.
+    """Return a warning if an onnxruntime form is more accurate at the same speed, or as accurate and faster.
 
-    Args:
-        part: the comparison, if there was one.
-        topology: what runs in integers.
-        anew: whether recurrent layers, which onnxruntime runs as one, were written as steps or loops.
-
-    Returns:
-        The sentence, or None.
+    `anew`: recurrent layers, which onnxruntime runs as one, were written as steps or loops.
     """
     if part is None:
         return None

@@ -30,12 +30,7 @@ class ChannelSums:
     sums: dict[str, Array] = field(default_factory=dict)
 
     def add(self, real: Array, held: Array) -> None:
-        """Include values in real units, of the float model and as integers hold them.
-
-        Args:
-            real: `[n, ...]`, as the float model has them.
-            held: As the integer model has them, in the same shape.
-        """
+        """Include values `[n, ...]` of the float and of the integer model, both in real units."""
         x, y = (np.moveaxis(a, self.axis, 0).reshape(a.shape[self.axis], -1).astype(np.float64) for a in (real, held))
         clipped = np.clip(x, self.low[:, None], self.high[:, None])
         steps = clipped / self.scale[:, None]
@@ -78,10 +73,7 @@ class ChannelSums:
 def constant_rows(real: Array, held: Array, axis: int) -> list[ChannelRow]:
     """Return a row per output channel of a weight, or per number of a bias; its whole error counts as rounding.
 
-    Args:
-        real: The float values.
-        held: What integers make of them, in the same shape.
-        axis: Of the channels.
+    `real` are the float values and `held` the integers' values, in the same shape.
     """
     count = real.shape[axis] if real.ndim else 1
     shaped = (real, held) if real.ndim else (real.reshape(1), held.reshape(1))

@@ -26,14 +26,10 @@ def is_installed() -> bool:
 
 
 def precision_by_labels(shown: Sequence[Objects], found: Sequence[Detections]) -> tuple[float, float] | None:
-    """Return the mean average precision over overlaps of 0.5 to 0.95, and at 0.5; None where nothing is labelled.
+    """Return the mean average precision (0 to 1) over overlaps of 0.5 to 0.95, and at 0.5; None without labels.
 
-    Args:
-        shown: what each picture shows.
-        found: what a model finds in it, boxes as parts of width and height.
-
-    Returns:
-        The two figures, 0 to 1.
+    `shown` are the objects in each picture, `found` the model's detections, with boxes as fractions of width and
+    height.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

@@ -98,15 +98,7 @@ class Simulated:
         return values[self._own.get(tensor, self.names[tensor])]
 
     def centred(self, tensor: str, found: Array) -> Array:
-        """Return stored integers less their zero point, in a float type that holds them exactly.
-
-        Args:
-            tensor: the tensor.
-            found: its integers.
-
-        Returns:
-            The integers less the zero point, in the same shape.
-        """
+        """Return stored integers less their zero point, in a float type that holds them exactly."""
         real: Array = found.astype(np.float32 if found.dtype.itemsize <= 2 else np.float64)
         return real - np.asarray(self.zero[tensor], real.dtype) if self.zero[tensor] else real
 
@@ -119,15 +111,9 @@ class Simulated:
         return self._as_written
 
     def explained(self, expected: Values, tensor: str, found: Array) -> Array:
-        """Return where the integers behind a float node are one step off, as its result lies between the two steps.
+        """Return, as bool, the integers after a float node that are one step off since its result is between two steps.
 
-        Args:
-            expected: the values of the simulated model.
-            tensor: the tensor.
-            found: its integers in the other model.
-
-        Returns:
-            Which of them its rounding explains, bool, in the same shape.
+        `expected` are the values of the simulated model, `found` the tensor's integers in the other model.
         """
         tolerance = island_tolerance(expected[tensor], self.as_written()[tensor], half=tensor in self._halves)
         return explained_step(found, expected[tensor], tolerance, self.plan.quantizers[tensor])

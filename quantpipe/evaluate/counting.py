@@ -26,11 +26,7 @@ class Counter:
     def integers(self, tensor: str, expected: Array, found: Array, excused: bool | Callable[[], Array] = False) -> None:
         """Compare integers, given in float types that hold them.
 
-        Args:
-            tensor: the tensor's name.
-            expected: what the simulated model has.
-            found: what the realized model has.
-            excused: which of them rounding in float nodes explains, asked only where some differ; True: all.
+        `excused` marks elements that rounding in float nodes explains (True: all); it is called only where some differ.
         """
         self.elements += found.size
         if np.array_equal(expected, found):
@@ -50,14 +46,10 @@ class Counter:
         excused: bool | Callable[[], Array] = False,
         by_float: bool = False,
     ) -> None:
-        """Compare real numbers, or what an output holds otherwise.
+        """Compare float values, or other values of an output.
 
-        Args:
-            tensor: the tensor's name.
-            expected: what the simulated model has.
-            found: what the realized model has.
-            excused: by how much each may be off, asked only where some differ; True: by anything.
-            by_float: whether nodes in float made them.
+        `excused` is the tolerance of each element (True: any difference); it is called only where some differ.
+        `by_float`: float nodes made the values.
         """
         self.elements += found.size
         self.real_elements += found.size

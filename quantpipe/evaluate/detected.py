@@ -33,23 +33,12 @@ class Judge:
 
     @classmethod
     def of(cls, graph: Graph, reference: Reference, shown: Sequence[Objects] | None) -> Judge:
-        """Return the judge of a model.
-
-        Args:
-            graph: the float model.
-            reference: its outputs.
-            shown: what each sample shows, by labels.
-        """
+        """Return the judge of a model, from the float model's outputs and, with labels, each sample's objects."""
         relative = reference.detections is None or reference.detections.relative
         return cls(reference, shown, (1.0, 1.0) if relative else _sides(graph))
 
     def with_figures(self, metrics: ModelMetrics, outputs: Found) -> ModelMetrics:
-        """Return the metrics of a model with what it finds; the same where it is no detector.
-
-        Args:
-            metrics: the model's other metrics.
-            outputs: what it gives on the samples.
-        """
+        """Return the metrics of a model with its detection figures; unchanged if it is no detector."""
         layout = self.reference.detections
         if layout is None:
             return metrics

@@ -71,11 +71,8 @@ class Causes:
     ) -> list[CauseRow]:  # fmt: skip
         """Return a row for everything that is quantized, worst first.
 
-        Args:
-            split: For so many of the worst tensors, rounding and clipping are measured apart.
-            show: Is told how far the work is.
-            most: So many tensors, and so many weights and biases, are measured: those with most noise of their own;
-                None: all.
+        Rounding and clipping are measured apart for `split` of the worst tensors. `show` is called with the progress.
+        `most` tensors, weights and biases, those with the most noise of their own, are measured; None: all.
         """
         measure = self._measure
         every = [
@@ -151,8 +148,7 @@ class Causes:
 def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
     """Return the names that match a glob pattern of `explain.per_channel`.
 
-    Raises:
-        ConfigError: For a pattern that matches none.
+    Raises ConfigError for a pattern that matches no name.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -168,12 +164,9 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
 
 
 def accumulator_rows(topology: Topology, plan: QuantPlan, overflowed: Mapping[str, float]) -> list[AccumulatorRow]:
-    """Return how far each sum of products, or of two tensors, may come in its accumulator.
+    """Return how close each sum of products, or of two tensors, may come to its accumulator's limit.
 
-    Args:
-        topology: What runs in integers.
-        plan: Every number.
-        overflowed: The share of sums that overflowed on samples, by result, where some input can do that.
+    `overflowed` is the share of sums that overflowed on samples, by result, where some input can cause that.
     """
     rows: list[AccumulatorRow] = []
     for kernel in topology.kernels:

@@ -148,20 +148,11 @@ def evaluate(
     course: Course | None = None,
     warn_sqnr_db: float | None = None,
 ) -> Evaluation:
-    """Run float, simulated and realized model on samples that nothing was fitted to or chosen by.
+    """Run float, simulated and realized model on held-out samples, and return the numbers of the report.
 
-    The simulated model runs on the samples it was chosen by as well, to compare its losses.
-
-    Args:
-        model: The quantized model, in its three forms.
-        data: What it runs on, and what is compared there.
-        sizes: How much of the samples each part uses.
-        metric: The metric of the objective.
-        course: Tells how far it is, and goes on where an interrupted evaluation was.
-        warn_sqnr_db: Every output whose SQNR is below so many dB is warned of (None: none is).
-
-    Returns:
-        The numbers of the report.
+    The simulated model also runs on the samples of the search, to compare its losses. `course` shows progress and
+    continues an interrupted evaluation. Outputs with an SQNR below `warn_sqnr_db` dB cause a warning (None: no
+    warning).
     """
     graph, topology, plan = model.graph, model.topology, model.plan
     samples, chosen_by, seen = data.judged, data.chosen_by, data.seen

@@ -66,13 +66,8 @@ class Foreign:
 def foreign(original: Graph, other: Graph, raw: Imported | None) -> Foreign:
     """Return a file in the terms of its float original.
 
-    Args:
-        original: The float model, clean.
-        other: The float model behind the file, clean; `imported` says what the file gives of it.
-        raw: What the file gives before the clean-up, which has the integers of biases.
-
-    Raises:
-        ModelError: Where the file is of another float model.
+    `other` is the clean float model of the file; its `imported` has the file's grids. `raw` are the grids before the
+    clean-up, with the integers of biases. Raises ModelError where the file is of another float model.
     """
     given = other.imported
     if given is None or raw is None:

@@ -24,16 +24,10 @@ def foreign_rows(
     graph: Graph, found: Foreign, measure: AloneMeasure, split: int, *, sums: Mapping[str, LayerSums],
     by_channel: Collection[str], show: Callable[[int, int, str], None],
 ) -> list[CauseRow]:  # fmt: skip
-    """Return a row for everything that the file quantizes, worst first, and for what it computes in float.
+    """Return a row for everything that the file quantizes, worst first, and for its float nodes.
 
-    Args:
-        graph: The float model.
-        found: The file in its terms.
-        measure: Measures errors alone.
-        split: For so many of the worst tensors, rounding and clipping are measured apart.
-        sums: What both models hold of the tensors that could be compared (`sums_of`).
-        by_channel: What is compared channel by channel, too.
-        show: Is told how far the work is.
+    Rounding and clipping are measured apart for `split` of the worst tensors. `sums` covers the comparable tensors
+    (`sums_of`), and `by_channel` names those compared by channel too. `show` is called with the progress.
     """
     every = [Wanted(name) for name in (*measure.tensors, *measure.constants)]
     alone = measure.first(every, split, show)
@@ -66,14 +60,10 @@ def foreign_rows(
 def sums_of(
     graph: Graph, found: Foreign, run: ForeignRun, samples: Samples, *, by_channel: Collection[str] = ()
 ) -> tuple[dict[str, LayerSums], list[CauseRow]]:
-    """Return what the float model and the file hold of stored tensors, and rows of those that the file has in float.
+    """Return sums of both models' stored tensors, and rows of those that the file has in float.
 
-    Args:
-        graph: The float model.
-        found: The file in its terms.
-        run: Gives the file's values of `found.stored` and `found.real`.
-        samples: What both run on.
-        by_channel: Tensors whose channels are compared, too.
+    `run` gives the file's values of `found.stored` and `found.real`; channels of tensors in `by_channel` are compared
+    too.
     """
     stored = [t for t in found.stored if t in found.numbers.quantizers]
     made = [t for t in (*stored, *found.real) if t in graph.producers]

@@ -86,14 +86,9 @@ class WrittenBeside:
 def compare_forms(
     model: EvaluatedModel, forms: Sequence[WrittenBeside], samples: Samples, *, folder: Path, course: Course
 ) -> list[FormRow]:
-    """Return a row for each form that stands beside model.onnx.
+    """Return a row for each form that is written next to model.onnx, compared on the same samples.
 
-    Args:
-        model: The quantized model, with what is in model.onnx.
-        forms: The other forms.
-        samples: The samples that every form is compared on.
-        folder: Where their files lie.
-        course: Tells how far it is, and goes on where an interrupted evaluation was.
+    `course` shows progress and continues an interrupted evaluation.
     """
     course.phases += len(forms)
     return [
@@ -162,12 +157,7 @@ def executed(
 ) -> FormRow:
     """Run a format's own files, a few samples at a time, and return the form's row.
 
-    Args:
-        form: What was written.
-        runner: What executes it.
-        simulated: The simulated model, with the tensors that the runner gives.
-        samples: The samples; those of other shapes than the files are made for are left out.
-        timed: Whether its latency is measured.
+    `simulated` has the tensors that the runner gives. Samples of other shapes than the files' are left out.
     """
     count, done, tried, latency = Counter(), 0, 0, None
     others: Mapping[str, Runner] = getattr(runner, "others", {})

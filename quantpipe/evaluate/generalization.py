@@ -71,21 +71,15 @@ class Generalization:
 def generalization(
     metric: str, seen: tuple[Reference, Found], unseen: tuple[Reference, Found]
 ) -> Generalization | None:
-    """Compare a model's losses on two splits.
+    """Compare a model's losses on two splits; None if a split is too small, or a metric is not finite.
 
-    Standard errors are those of a jackknife over up to 20 groups of samples, which holds for any metric: each group is
-    left out once, se² = (g - 1) / g · Σ (loss without it - mean of these)² (Efron, "The Jackknife, the Bootstrap and
-    Other Resampling Plans", 1982). The samples of a split are paired with the float model's own outputs on them, so
-    what the float model itself does on either split is not counted.
+    Standard errors are those of a jackknife over up to 20 groups of samples, which holds for any metric. Each group is
+    left out once, and se² = (g - 1) / g · Σ (loss without it - mean of these)² (Efron, "The Jackknife, the Bootstrap
+    and Other Resampling Plans", 1982).
 
-    Args:
-        metric: the metric whose loss is compared.
-        seen: float reference and the model's outputs `[N, ...]` (by name where there are several) on the search
-            samples.
-        unseen: the same on the report samples.
-
-    Returns:
-        The comparison; None where a split is too small, or a metric not finite.
+    The samples of a split are paired with the float model's own outputs on them, so differences of the float model
+    between the splits do not count. `seen` and `unseen` are (float reference, outputs) on the search and on the report
+    samples.
     """
     losses = [_losses_of(metric, *split) for split in (seen, unseen)]
     here, there = (loss_of(None) for loss_of in losses)

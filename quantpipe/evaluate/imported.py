@@ -95,14 +95,9 @@ class _Run:
 
 
 def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
-    """Return what the report says of the file that a model was imported from; None for a float model.
+    """Return the report's part on the quantized file that a model was imported from; None for a float model.
 
-    Args:
-        model: the integer model.
-        samples: what both run on.
-
-    Returns:
-        What was imported, what had to change, and how many integers differ.
+    It covers the imported grids, the changes, and how many integers differ.
     """
     given = model.graph.imported
     if given is None:
@@ -201,16 +196,7 @@ def _compare(run: _Run, samples: Samples) -> None:
 
 
 def fed(given: Imported, name: str, array: Array) -> Array:
-    """Return what an input of the file is fed with: integers, where it takes integers.
-
-    Args:
-        given: what the file gives, with its own model.
-        name: the input.
-        array: real numbers.
-
-    Returns:
-        The real numbers, or the integers that stand for them.
-    """
+    """Return an input of the file: integers for float values where it takes integers, else the float values."""
     port = next(v for v in given.runnable.graph.inputs if v.name == name)
     found = given.tensor.get(name)
     if found is None or port.dtype is None or np.dtype(port.dtype.numpy()).kind == "f":
@@ -220,16 +206,7 @@ def fed(given: Imported, name: str, array: Array) -> Array:
 
 
 def real_output(given: Imported, name: str, array: Array) -> Array:
-    """Return an output of the file as real numbers.
-
-    Args:
-        given: what the file gives.
-        name: the output.
-        array: what the file gives there.
-
-    Returns:
-        The real numbers.
-    """
+    """Return an output of the file as float values."""
     found = given.tensor.get(name)
     if array.dtype.kind == "f" or found is None:
         return array

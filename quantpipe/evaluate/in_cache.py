@@ -10,11 +10,7 @@ ELEMENTS = 1 << 17
 
 
 def in_cache(shape: Sequence[int]) -> Iterator[slice | tuple[()]]:
-    """Yield parts along the first axis, each of about as many elements as fit; `()` for a scalar.
-
-    Args:
-        shape: the shape of the arrays.
-    """
+    """Yield parts along the first axis, each of about as many elements as fit the cache; `()` for a scalar."""
     if not shape:
         yield ()
         return

@@ -84,18 +84,9 @@ class LayerSums:
 def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[LayerRow]:
     """Return one entry per stored tensor in graph order.
 
-    `sqnr_db`: float tensor against the simulated one, all errors up to there. `rounding`, `saturation`: mean squared
-    error of quantizing the float tensor alone, over its mean square. `saturated`: share of elements beyond the clip
-    bounds. `overflow`: filled from the overflow report.
-
-    Args:
-        graph: the clean model.
-        plan: every number of the integer model.
-        simulation: the simulated graph.
-        samples: the samples.
-
-    Returns:
-        The entries.
+    `sqnr_db` compares the float tensor with the simulated one, all errors up to there included. `rounding` and
+    `saturation` are the mean squared error of quantizing the float tensor alone, over its mean square. `saturated` is
+    the share of elements beyond the clip bounds. `overflow` is filled from the overflow report.
     """
     sums = layer_sums(graph, plan, simulation, samples)
     return [layer_row(t, found, plan.quantizers[t]) for t, found in sums.items() if t in graph.producers]
@@ -110,17 +101,9 @@ def samples_for(graph: Graph, plan: QuantPlan, most: int) -> int:
 def layer_sums(
     graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples, *, by_channel: Collection[str] = ()
 ) -> dict[str, LayerSums]:
-    """Return what the float and the simulated model hold of each stored tensor, inputs of the model included.
+    """Return sums of the float and the simulated values of each stored tensor, inputs included, in graph order.
 
-    Args:
-        graph: the clean model.
-        plan: every number of the integer model.
-        simulation: the simulated graph.
-        samples: the samples.
-        by_channel: the tensors whose channels are compared, too.
-
-    Returns:
-        The sums by tensor, in graph order.
+    Channels of the tensors in `by_channel` are compared too.
     """
     known = {*graph.producers, *graph.input_names}
     stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in known}
@@ -153,14 +136,7 @@ def layer_start(graph: Graph, quantizer: Quantizer, by_channel: bool) -> LayerSu
 
 
 def add_layer(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
-    """Include one batch.
-
-    Args:
-        sums: What is added to.
-        x: The float model's values, `[n, ...]`.
-        q: The integers less their zero point, in the same shape.
-        quantizer: How they are stored.
-    """
+    """Include one batch: float values x `[n, ...]`, and integers q less their zero point, in the same shape."""
     for rows in in_cache(x.shape) if x.shape == q.shape else ((),):
         _add(sums, x[rows], q[rows], quantizer)
 

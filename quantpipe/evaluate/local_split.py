@@ -60,17 +60,8 @@ def local_splits(
 ) -> dict[str, SplitRow]:  # fmt: skip
     """Return the parts of the error of stored tensors, as shares of their mean square.
 
-    Args:
-        graph: The clean model.
-        topology: What of it runs in integers.
-        plan: Every number.
-        simulation: The simulated graph.
-        samples: What it runs on.
-        tensors: The tensors; those that no kernel makes of known operands are left out.
-        constants: Weights and biases of the kernels, real and as integers hold them.
-
-    Returns:
-        The parts by tensor.
+    Tensors that no kernel makes of known operands are left out. `constants` are weights and biases of the kernels, real
+    and as integers hold them.
     """
     kernels = {k.output: k for k in topology.kernels}
     made = [_Made.of(graph, plan, simulation, kernels[t], constants=constants) for t in tensors if t in kernels]

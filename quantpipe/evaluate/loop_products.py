@@ -23,13 +23,7 @@ Doubles = NDArray[np.float64]
 def expected_of(
     shown: ShownProduct, plan: QuantPlan, found: Values
 ) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield (step, what it has to be, what it is) of a product's codes, sums and real numbers, float64.
-
-    Args:
-        shown: the product.
-        plan: every number.
-        found: what the realized model shows.
-    """
+    """Yield (step, expected, actual) of a product's codes, sums and float values, float64."""
     product, q = shown.product, plan.quantizers[shown.tensor]
     state, codes, sums, real = (np.asarray(found[shown.name(step)]) for step in STEPS)
     steps = intmath.round_real(state.astype(np.float32) / np.float32(q.scale)).astype(np.float64)
@@ -47,13 +41,7 @@ Count = Callable[[str, NDArray[np.float64], NDArray[np.float64]], None]
 
 
 def handed_on(shown: ShownState, plan: QuantPlan, found: Values) -> Iterator[tuple[str, Doubles, Doubles]]:
-    """Yield (step, what it has to be, what it is) of the codes and real numbers that steps hand on, float64.
-
-    Args:
-        shown: the state.
-        plan: every number.
-        found: what the realized model shows.
-    """
+    """Yield (step, expected, actual) of the codes and float values that steps pass to the next step, float64."""
     q = plan.quantizers[shown.tensor]
     made, codes, real = (np.asarray(found[shown.name(step)]) for step in HANDED_ON)
     steps = intmath.round_real(made.astype(np.float32) / np.float32(q.scale)).astype(np.float64)

@@ -188,19 +188,10 @@ def loss_warnings(
     limit: float | None,
     accurate: str | None = None,
 ) -> list[str]:
-    """Return a sentence per output whose SQNR is under the limit: where it is lost, and what could help.
+    """Return a sentence per output whose SQNR is under the limit: where it is lost, and possible remedies.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        rows: nearness of each output (see `nearness`).
-        layers: figures of each stored tensor.
-        limit: SQNR in dB; None: no output is warned of.
-        accurate: the output that is as accurate as the float model's, if one is; it is not warned of.
-
-    Returns:
-        The sentences.
+    `limit` is in dB; None disables the warning. `accurate` is the output that is as accurate as the float model's, if
+    one is; it causes no warning.
     """
     bits = {name: weight.bits for name, weight in plan.weights.items()}
     losses, said = Losses(graph, topology, bits, layers), []
@@ -218,14 +209,9 @@ def loss_warnings(
 
 
 def shape_warnings(rows: Sequence[OutputRow], samples: int) -> list[str]:
-    """Return a sentence per output whose length depends on values, and is another than the float model's too often.
+    """Return a sentence per output whose length depends on values and often differs from the float model's.
 
-    Args:
-        rows: nearness of each output (see `nearness`).
-        samples: how many samples there were.
-
-    Returns:
-        The sentences; none where that is so in a hundredth of the samples or fewer.
+    Differences in up to a hundredth of the samples cause no sentence.
     """
     return [
         f"the output {row['output']} of the realized model has another shape than the float model's in {other} of "

@@ -41,12 +41,7 @@ class Nearness:
     parts: Mapping[Part, Nearness] = field(default_factory=dict)
 
     def add(self, expected: Array, found: Array) -> None:
-        """Include a batch `[n, ...]` of both models.
-
-        Args:
-            expected: what the float model gives, `[n, ...]`.
-            found: what the realized model gives, `[n, ...]`.
-        """
+        """Include a batch `[n, ...]` of the float model and of the realized model."""
         if expected.shape != found.shape:
             self.other_shape += max(len(expected) if expected.ndim else 1, 1)
             return
@@ -118,14 +113,7 @@ def nearness_of(
 ) -> OutputRow:
     """Return the row of one output whose values over all samples are known.
 
-    Args:
-        output: the name of the output.
-        expected: what the float model gives, `[N, ...]` or N arrays.
-        found: what the realized model gives, `[N, ...]` or N arrays.
-        parts: parts of it that are quantities of their own.
-
-    Returns:
-        The row.
+    `parts` are parts of it that are quantities of their own.
     """
     sums = _sums_of(parts)
     if isinstance(expected, tuple) or isinstance(found, tuple):
@@ -146,15 +134,10 @@ class Lost:
 
 
 def below(rows: Sequence[OutputRow], limit: float | None, accurate: str | None = None) -> list[Lost]:
-    """Return outputs of which the whole or a part has an SQNR under the limit, worst first.
+    """Return outputs of which the whole or a part has an SQNR (dB) under the limit, worst first.
 
-    Args:
-        rows: how near each output is.
-        limit: SQNR in dB; None: no output is under it.
-        accurate: the output that is right about the samples as often as the float model's (`is_accurate`), if one is.
-
-    Returns:
-        The outputs.
+    `limit=None`: the result is empty. `accurate` is an output that is right about the samples as often as the float
+    model's (`is_accurate`), if one is.
     """
     if limit is None:
         return []

@@ -30,16 +30,8 @@ def overflow_report(
 ) -> list[OverflowRow]:
     """Count overflows per accumulator, in graph order.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        simulation: the simulated graph.
-        samples: what it runs on.
-
-    Returns:
-        Per accumulator its type, what it does, the static `bound` of its sums, how many `elements` were seen, how many
-        `overflowed`, and that `share`.
+    A row has its type, what it does, the static `bound` of its sums, how many `elements` were seen, how many
+    `overflowed`, and that `share`.
     """
     found = {}
     for kernel in topology.kernels:

@@ -24,17 +24,10 @@ class Pairing:
 def paired(original: Graph, other: Graph) -> Pairing:
     """Return the counterparts of another model's tensors and nodes in the original.
 
-    A node is the counterpart of one with the same op and result shapes that makes a tensor of its name, or that reads
-    the counterparts of what it reads. Clamps do not count there: tools leave them out where stored integers do their
-    work, and reading a file puts some back. A node that the original does not have is passed through where it keeps
-    the shape.
-
-    Args:
-        original: The float model, clean.
-        other: The float model behind a file, clean.
-
-    Returns:
-        The counterparts; what has none is left out.
+    A node's counterpart has the same op and result shapes, and makes a tensor of its name or reads the counterparts of
+    its inputs. Clamps do not count: tools leave them out where stored integers do their work, and the import restores
+    some. A node that the original does not have is skipped if it keeps the shape. Anything without a counterpart is
+    left out.
     """
     found, taken, mates = Pairing(), set[str](), _Mates(original, other)
     for place, port in enumerate(other.inputs):

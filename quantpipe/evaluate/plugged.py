@@ -41,18 +41,9 @@ def check_plug_ins(
     realized: Rendered,
     samples: Samples,
 ) -> None:
-    """Compare every kernel of a plug-in package with the package's interpreter and reference.
+    """Compare every kernel of a plug-in package with the package's interpreter and reference, on a few samples.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        simulation: the simulated graph.
-        realized: the realized model.
-        samples: what both run on; a few of them.
-
-    Raises:
-        ConfigError: naming the package, the node and the first element that differs.
+    Raises ConfigError that names the package, the node and the first element that differs.
     """
     kernels = [k for k in topology.kernels if isinstance(plan.kernels.get(k.node), Device)]
     batch = next(iter(samples.batches(graph.fixed_batch or SAMPLES)), None) if kernels else None
@@ -161,16 +152,9 @@ def _real(plan: QuantPlan, kernel: Kernel, op: DeviceOp, stored: Mapping[str, Ar
 
 
 def reference_of(graph: Graph, kernel: Kernel, op: DeviceOp, *, real: Mapping[str, Array]) -> Array:
-    """Return what an op's reference gives for real operands.
+    """Return the result of an op's reference for real operands, by the names of the op's inputs.
 
-    Args:
-        graph: the clean model, for the node's attributes and further constants.
-        kernel: the kernel.
-        op: its op.
-        real: the operands and the weight by the names of the op's inputs.
-
-    Returns:
-        The result.
+    The graph provides the node's attributes and further constants.
     """
     node = graph.by_name[kernel.node]
     builder = GraphBuilder("reference", graph.opset, 10)

@@ -49,17 +49,10 @@ CAUSE = (
 
 
 def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple[str, ...]:
-    """Return what speaks against the samples, in sentences, by one run of the model as it was given.
+    """Return doubts about the samples, in sentences, after one run of the model as it was given.
 
-    Args:
-        raw: the model before it is cleaned.
-        samples: the samples.
-        output: the output that metrics are about.
-        size: samples per batch.
-
-    Returns:
-        The sentences; none for a model whose weights stay in files, and where it cannot be run (the stage that runs it
-        next says why).
+    It returns nothing for a model with external weights, and where the model cannot be run (the next stage that runs it
+    reports why).
     """
     if is_outside(raw.model):
         return ()

@@ -88,16 +88,9 @@ class Course:
     def outputs(
         self, name: str, run: Callable[[Batch], NDArray[Any]], samples: Samples, size: int
     ) -> tuple[Outputs, NDArray[np.int64] | None]:
-        """Return what `run` gives over all samples, and their labels, from where an interrupted evaluation was.
+        """Return the results of `run` over all samples, and their labels, continuing an interrupted evaluation.
 
-        Args:
-            name: the name of the part.
-            run: gives one array for a batch.
-            samples: what it runs on.
-            size: samples per batch.
-
-        Returns:
-            The outputs and the labels.
+        `run` returns one array for a batch.
         """
         (found,), labels = self.several(name, lambda batch: [run(batch)], samples, size)
         return found, labels
@@ -105,17 +98,7 @@ class Course:
     def several(
         self, name: str, run: Callable[[Batch], Sequence[NDArray[Any]]], samples: Samples, size: int
     ) -> tuple[list[Outputs], NDArray[np.int64] | None]:
-        """Return what a model gives at several outputs over all samples, and the labels.
-
-        Args:
-            name: the name of the part.
-            run: gives the arrays of a batch.
-            samples: what it runs on.
-            size: samples per batch.
-
-        Returns:
-            The outputs in the order of `run`, and the labels `[N]` or None.
-        """
+        """Return several outputs over all samples in the order of `run`, and the labels `[N]` or None."""
         update = self._begin(name)
         rows, complete = self._stored(_key(name, size))
         update(_samples(rows), len(samples), "")
@@ -126,16 +109,9 @@ class Course:
         return outputs, np.concatenate(labels) if labels else None
 
     def result(self, name: str, work: Callable[[Samples], T], samples: Samples, make: Callable[[Any], T]) -> T:
-        """Return what `work` gives for the samples.
+        """Return the result of `work` for the samples.
 
-        Args:
-            name: the name of the part.
-            work: gives the result.
-            samples: what it works on.
-            make: makes the result of its JSON value, where an interrupted evaluation had it.
-
-        Returns:
-            The result.
+        `make` restores the result from JSON, if an interrupted evaluation had it.
         """
         update = self._begin(name)
         found = self.kept.read(_key(name, len(samples)))

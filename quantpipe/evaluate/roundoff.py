@@ -45,15 +45,7 @@ def sum_tolerance(
 ) -> Array | None:
     """Return (n + 4)·u·(Σ|x|·|w| + |b|) of each real result of a kernel, n products each.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        kernel: the kernel.
-        operands: the kernel's integers less their zero points, by tensor.
-
-    Returns:
-        The bound in the shape of the result; None for kernels that sum nothing.
+    The operands are integers less their zero points, by tensor. None for kernels without sums.
     """
     numbers = plan.kernels[kernel.node]
     if not isinstance(numbers, Accumulate | Contract):
@@ -76,16 +68,11 @@ def sum_tolerance(
 
 
 def island_tolerance(value: Array, as_written: Array, *, half: bool = False) -> Array:
-    """Return what nodes in float may lose by rounding, for each element of their result.
+    """Return the maximum rounding difference of float nodes, float64, broadcastable to their result.
 
-    Args:
-        value: the result.
-        as_written: the same result of the same nodes without the runtime's optimizations.
-        half: whether some of the nodes compute in float16. The runtime does so in float32, and leaves the rounding
-            between two of them out or not by what else reads their tensors.
-
-    Returns:
-        The greatest difference that rounding explains, float64 in a shape that broadcasts to the result's.
+    `as_written` is the result of the same nodes without the runtime's optimizations. `half`: some of the nodes compute
+    in float16. The runtime does so in float32, and may omit the rounding between two of them, depending on the other
+    readers of their tensors.
     """
     real = value.astype(np.float64)
     usual = np.where(np.abs(real) < HUGE, real, 0.0)
@@ -99,17 +86,7 @@ def island_tolerance(value: Array, as_written: Array, *, half: bool = False) -> 
 
 
 def explained_step(found: Array, real: Array, tolerance: Array, quantizer: Quantizer) -> NDArray[np.bool_]:
-    """Return whether integers are what quantizing real numbers near `real` gives.
-
-    Args:
-        found: the integers.
-        real: the real numbers.
-        tolerance: how far the real numbers may lie from `real`.
-        quantizer: how they are stored.
-
-    Returns:
-        True where the integer is explained, in the shape of `found`.
-    """
+    """Return whether each integer quantizes some real value within `tolerance` of `real`."""
     scale = float(quantizer.scale)
     place = np.clip(real.astype(np.float64) / scale + quantizer.zero_point, quantizer.qmin, quantizer.qmax)
     return np.asarray(np.abs(found.astype(np.float64) - place) <= 0.5 + tolerance / scale)

@@ -135,12 +135,10 @@ class AloneMeasure:
         self._place = self._places()
 
     def first(self, wanted: Sequence[Wanted], worst: int, show: Callable[[int, int, str], None]) -> dict[str, Alone]:
-        """Return what each costs by name: all in a light model, else the worst on all samples, the others on a part.
+        """Return the cost of each by name: all in a light model, else the worst on all samples, others on a part.
 
-        Args:
-            wanted: The things, whole ones.
-            worst: So many are measured on all samples.
-            show: Is told how far the work is.
+        `wanted` must be complete tensors or constants; `worst` of them are measured on all samples. `show` is called
+        with the progress.
         """
         part = self.screened
         found = {one.name: a for one, a in zip(wanted, self.measure(wanted, show, part), strict=True)}
@@ -164,12 +162,9 @@ class AloneMeasure:
     def measure(
         self, wanted: Sequence[Wanted], show: Callable[[int, int, str], None] | None = None, batches: int = 0
     ) -> list[Alone]:
-        """Return what each costs, in the order of `wanted`; they are measured in the order of the model.
+        """Return the cost of each, in the order of `wanted`; they are measured in the order of the model.
 
-        Args:
-            wanted: The things.
-            show: Is told how far the work is.
-            batches: How many batches of the samples they are measured on; 0: all.
+        `batches` batches of the samples are used; 0: all. `show` is called with the progress.
         """
         found: dict[int, Alone] = {}
         self._few(batches)

@@ -53,20 +53,10 @@ OWN_CELLS = "model.recurrent=cells, which leaves recurrent layers to onnxruntime
 def speed_of(
     graph: Graph, topology: Topology, spec: HardwareSpec, bits: Mapping[str, int], *, latency: LatencyPart
 ) -> Speed | None:
-    """Return how fast a realized model is beside the float one.
+    """Return the speed of a realized model, compared with the float one.
 
-    A measured model is slower where its median ratio says so, three quarters of the pairs of runs do, and the
-    difference is more than a call of the runtime takes.
-
-    Args:
-        graph: The clean model.
-        topology: What of it runs in integers.
-        spec: The device.
-        bits: Bits of each stored tensor and weight, by name.
-        latency: As `metrics.latency.latency` gives it.
-
-    Returns:
-        The ratio, and what it was found by; None where neither a measurement nor a rate of integers says.
+    A measured model is slower where its median ratio exceeds 1, three quarters of the pairs of runs agree, and the
+    difference is more than a call of the runtime takes. None if neither a measurement nor a rate of integers exists.
     """
     if spec.runs_here and latency.get("ratio"):
         ratio = latency["ratio"]

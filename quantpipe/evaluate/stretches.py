@@ -42,16 +42,9 @@ class Stretch:
 
 
 def stretches(graph: Graph, outputs: Sequence[str], most_bytes: int, count: int = COUNT) -> tuple[Stretch, ...]:
-    """Return the stretches of a model on the way to some outputs; one where no cut is light enough.
+    """Return the stretches of a model on the way to some outputs, in order; one if no cut is light enough.
 
-    Args:
-        graph: The clean model.
-        outputs: What is computed.
-        most_bytes: What the tensors at a cut may take, of one sample.
-        count: How many stretches are aimed at.
-
-    Returns:
-        The stretches, in order.
+    `most_bytes` is the maximum of the tensors at a cut, for one sample; `count` is the desired number of stretches.
     """
     work = np.cumsum([_work(graph, number) for number in range(len(graph.nodes))])
     live = _live(graph, outputs)

@@ -81,11 +81,7 @@ def kind_of(measure: Measure | None) -> str:
 
 
 def worker_count(workers: int | None, cores: int) -> int:
-    """Return the number given, or one per core.
-
-    Raises:
-        ConfigError: for what is no number of workers.
-    """
+    """Return the number given, or one per core; ConfigError for any other value."""
     if workers is None:
         return cores
     return whole("executor.workers", workers, least=1, also=", or null for one per core")
@@ -99,17 +95,9 @@ def in_order(
     *,
     cancel: Callable[[Handle], object],
 ) -> Iterator[Score]:
-    """Yield scores in the order of the points, with at most `window` points handed out at a time.
+    """Yield scores in the order of the points, with at most `window` points submitted at a time.
 
-    Args:
-        points: the points.
-        window: most points that are handed out at a time.
-        submit: begins the measurement of a point.
-        result: waits for its score.
-        cancel: gives up what was begun.
-
-    Returns:
-        The scores.
+    `submit` begins the measurement of a point, `result` waits for its score, and `cancel` gives up a measurement.
     """
     rest = iter(points)
     waiting: deque[Handle] = deque()

@@ -14,18 +14,10 @@ Made = TypeVar("Made")
 def in_order(
     pool: Executor, call: Callable[[Given], Made], items: Iterable[Given], count: int
 ) -> Generator[tuple[Given, Future[Made]], None, None]:
-    """Yield each item with what `call` makes of it, in order, while the next ones are in the making.
+    """Yield each item with the future result of `call`, in order, while `pool` works on the next ones.
 
-    A caller that stops early (and closes the generator) waits for those that have begun.
-
-    Args:
-        pool: Makes them.
-        call: What is done with an item.
-        items: Taken one by one, none before it is begun.
-        count: How many are under way when one is handed on, at most.
-
-    Yields:
-        The item, and its result to come.
+    At most `count` are under way when one is yielded; an item is taken only when it is begun. A caller that stops early
+    (and closes the generator) waits for calls that have begun.
     """
     under_way: deque[tuple[Given, Future[Made]]] = deque()
     try:

@@ -58,15 +58,8 @@ class GraphBuilder:
     def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol, claim: bool = False) -> ir.Value:
         """Add an initializer and return it.
 
-        Equal names are not merged: the caller keeps what it wants to share.
-
-        Args:
-            name: its name, made unique.
-            array: its content.
-            claim: whether it is the very tensor of that name.
-
-        Returns:
-            The initializer.
+        Its name is made unique; `claim`: it is the graph's tensor of that name. Equal arrays are not merged: the caller
+        keeps initializers to share them.
         """
         # Asking whether something is a TensorProtocol is slow: it looks for every attribute of the protocol.
         plain = isinstance(array, np.ndarray | np.generic | int | float)
@@ -90,19 +83,10 @@ class GraphBuilder:
         claim: bool = False,
         **attributes: Attribute,
     ) -> ir.Value:
-        """Append a node with one output and return that output.
+        """Append a node with one output and return that output (`output=None`: named like the node).
 
-        Args:
-            op_type: the op.
-            inputs: what it reads; None for an absent optional input.
-            name: the name of the node.
-            output: the name of the output; None: the node's name.
-            domain: the domain of the op; empty for ONNX's own.
-            claim: whether the output is the very tensor of that name.
-            attributes: the attributes by name.
-
-        Returns:
-            The output.
+        An input of None is an absent optional input; an empty `domain` is ONNX's own. `claim`: the output is the
+        graph's tensor of that name.
         """
         attrs = {a.name: a for a in convert_attributes(attributes)}
         return self._append(op_type, domain, inputs, attrs, name=name, outputs=[output or name], claim=claim)[0]
@@ -114,16 +98,10 @@ class GraphBuilder:
         outputs: Sequence[str] | None = None,
         claim: bool = False,
     ) -> list[ir.Value]:
-        """Append a node as it is (same op, attributes, name) on other inputs.
+        """Append a node with the same op, attributes and name on other inputs; return its outputs.
 
-        Args:
-            node: the node of the float graph.
-            inputs: what it reads here; None for an absent optional input.
-            outputs: names of its outputs, of the first ones at least; None: its own.
-            claim: whether the outputs are the very tensors of these names.
-
-        Returns:
-            The outputs.
+        An input of None is an absent optional input. `outputs` names at least the first outputs; None: the node's own
+        names. `claim`: the outputs are the graph's tensors of these names.
         """
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)
@@ -133,16 +111,9 @@ class GraphBuilder:
         )
 
     def call(self, function: onnx.FunctionProto, node: Node, inputs: Sequence[ir.Value], output: str) -> ir.Value:
-        """Append a node whose definition is a function, with those attributes of a node that the function takes.
+        """Append a node that calls a function, with the attributes of `node` that the function takes.
 
-        Args:
-            function: the definition.
-            node: the node of the float graph; the new one has its name.
-            inputs: what it reads, in the order of the function's inputs.
-            output: the name of the result.
-
-        Returns:
-            The result.
+        The new node has the name of `node`; `inputs` are in the order of the function's inputs.
         """
         taken = {*function.attribute, *(a.name for a in function.attribute_proto)}
         attributes = {name: value for name, value in node.attributes.items() if name in taken}

@@ -79,18 +79,10 @@ class More:
 def cleaned_model(
     raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, more: More, tell: Tell
 ) -> tuple[ir.Model, list[str]]:
-    """Return the model after all steps that leave its outputs as they are, and what there is to say of the others.
+    """Return the model after all steps that keep its outputs, and sentences about the other steps.
 
-    Args:
-        raw: the model; it stays as it is.
-        original: its view, whose names the clean nodes get.
-        feeds: a few samples.
-        least_opset: a model of an older opset is brought to this one.
-        more: the steps that depend on the device.
-        tell: is told which step begins.
-
-    Returns:
-        The model, and sentences.
+    `raw` stays as it is; clean nodes get the names of `original`. An older opset is raised to `least_opset`. `more` are
+    steps that depend on the device; `tell` is called with each step that begins.
     """
     where = original.source
     tell("loading it with onnxruntime and running it on a few samples")

@@ -127,10 +127,9 @@ class Session:
         self._where = where
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Return a mapping: output name -> array. Real feeds of float16 inputs are rounded to that type.
+        """Return a mapping: output name -> array; float feeds of float16 inputs are rounded to float16.
 
-        Raises:
-            ModelError: with onnxruntime's own reason.
+        Raises ModelError with onnxruntime's own reason.
         """
         names = list(outputs) if outputs is not None else list(self.outputs)
         given = {name: np.asarray(value) for name, value in feeds.items()}  # what NumPy makes of `()` is no array
@@ -176,10 +175,8 @@ def _loaded_exact(data: bytes, options: ort.SessionOptions, off: list[str]) -> o
 def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
     """Return the graph that the runtime makes of a model at load, as users load it.
 
-    Layouts (blocked weights, channels last) are left as they are: they rename nodes, and change no kernel's type.
-
-    Raises:
-        ModelError: where the model cannot be loaded.
+    Layout changes (blocked weights, channels last) are off: they rename nodes and do not change a kernel's type. Raises
+    ModelError where the model cannot be loaded.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -277,17 +274,9 @@ def _shrink() -> Any:
 def run_batches(
     session: Session, samples: Samples, batch_size: int, outputs: Sequence[str], *, extra: Feeds | None = None
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Run all samples batch by batch.
+    """Run all samples and yield for each batch: output name -> array `[n, ...]`.
 
-    Args:
-        session: the model.
-        samples: the samples.
-        batch_size: samples per batch.
-        outputs: names of the outputs.
-        extra: feeds that are the same for each batch (parameters of a simulated graph).
-
-    Returns:
-        Output name -> array `[n, ...]`, for each batch.
+    `extra` feeds are the same for each batch (parameters of a simulated graph).
     """
     for batch in samples.batches(batch_size):
         found = session.run({**batch.inputs, **(extra or {})}, outputs)
@@ -295,29 +284,17 @@ def run_batches(
 
 
 def collect(session: Session, samples: Samples, batch_size: int, output: str, *, extra: Feeds | None = None) -> Outputs:
-    """Return one output over all samples, `[N, ...]`.
+    """Return one output over all samples, `[N, ...]`, or one array per sample where shapes differ.
 
-    Args:
-        session: the model.
-        samples: what it runs on.
-        batch_size: samples per batch.
-        output: the output's name.
-        extra: feeds that are the same for each batch.
-
-    Returns:
-        `[N, ...]`; where the shape differs from sample to sample, one array for each.
+    `extra` feeds are the same for each batch.
     """
     return joined([out[output] for out in run_batches(session, samples, batch_size, [output], extra=extra)])
 
 
 def joined(found: Sequence[NDArray[Any]]) -> Outputs:
-    """Return the outputs of batches as one.
+    """Return the outputs `[n, ...]` of batches as one `[N, ...]`, or N arrays where shapes differ.
 
-    Args:
-        found: the batches, `[n, ...]` each; a single number `()` is one row.
-
-    Returns:
-        `[N, ...]`, or N arrays where shapes differ.
+    A single number `()` is one row.
     """
     found = [np.atleast_1d(array) for array in found]
     if len({array.shape[1:] for array in found}) <= 1:

@@ -52,14 +52,7 @@ def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
 
 
 def is_mapped(array: NDArray[Any]) -> bool:
-    """Return whether an array is (a contiguous part of) one that `file_array` made.
-
-    Args:
-        array: any array.
-
-    Returns:
-        True where its bytes lie in a file of this process.
-    """
+    """Return whether an array is (a contiguous part of) one that `file_array` made."""
     return _place_of_array(array) is not None
 
 
@@ -125,14 +118,9 @@ def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
 
 
 def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in a file of its own where another one is in a file.
+    """Return an array in a file of its own if `other` is in a file, else unchanged.
 
-    Args:
-        array: the array.
-        other: the array that decides.
-
-    Returns:
-        A copy in a file; `array` itself where `other` is in memory, or it is in a file already.
+    An array that is in a file already is returned itself.
     """
     if not is_mapped(other) or is_mapped(array):
         return array
@@ -142,28 +130,13 @@ def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 
 def row_blocks(array: NDArray[Any], values: int = 1 << 22) -> Iterator[slice]:
-    """Yield slices of axis 0 that hold about `values` elements each; one for an array of few.
-
-    Args:
-        array: the array.
-        values: how many elements a block should have.
-
-    Yields:
-        Slices; one for an array of few elements.
-    """
+    """Yield slices of axis 0 that hold about `values` elements each; one for an array of few."""
     rows = max(1, values // max(array[:1].size, 1))
     return (slice(i, i + rows) for i in range(0, len(array), rows))
 
 
 def turned(matrix: NDArray[Any]) -> NDArray[Any]:
-    """Return a matrix transposed, its elements in C order; in a file again if it was in one.
-
-    Args:
-        matrix: `[M, N]`.
-
-    Returns:
-        `[N, M]`, in C order.
-    """
+    """Return a matrix `[M, N]` transposed, in C order; in a file again if it was in one."""
     if not is_mapped(matrix):
         return np.ascontiguousarray(matrix.T)
     found = file_array(matrix.shape[::-1], matrix.dtype)

@@ -41,13 +41,6 @@ def section_of(
 ) -> Graph:
     """Return the same model seen through some of its nodes, to be written by a dialect; nothing is copied.
 
-    Args:
-        graph: the clean model.
-        nodes: the nodes, in execution order.
-        inputs: the ports that the nodes read.
-        outputs: the ports that they give.
-
-    Returns:
-        The view.
+    `nodes` are in execution order; `inputs` and `outputs` are the ports that they read and give.
     """
     return replace(graph, nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs), notes=())

@@ -35,14 +35,10 @@ def all_written_out(model: ir.Model) -> ir.Model:
 
 
 def written_out(model: ir.Model, ops: Collection[str]) -> ir.Model:
-    """Return the model with these ops written out.
+    """Return a model in which these function ops of ONNX are replaced by their bodies.
 
-    Args:
-        model: the model; it stays as it is.
-        ops: names of ops of ONNX that are functions.
-
-    Returns:
-        A model in which the nodes of a body are named after the node that it was; the model itself where none is met.
+    Nodes of a body are named after the replaced node. The model itself is returned where no such op is found; it is
+    never changed.
     """
     for _ in range(MOST_DEPTH):
         found = sorted({n.op_type for n in model.graph if n.op_type in ops and not n.domain and _has_body(n, model)})

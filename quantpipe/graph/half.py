@@ -48,14 +48,9 @@ class Halves:
 
 
 def to_single(model: ir.Model, where: str) -> tuple[ir.Model, Halves]:
-    """Return the model in float32, and what of it was not; the model itself where nothing was.
+    """Return the model in float32, and its half-precision parts; the model itself if it has no such parts.
 
-    Args:
-        model: a model without functions of its own.
-        where: the model, as errors name it.
-
-    Raises:
-        ModelError: where a node reads the bits of a half-precision number.
+    The model has no functions of its own. Raises ModelError where a node reads the bits of a half-precision number.
     """
     if not _has_half(model):
         return model, Halves({}, {}, ())

@@ -30,20 +30,10 @@ NUMPY = {ir.DataType.FLOAT16: np.dtype(np.float16), ir.DataType.BFLOAT16: np.dty
 
 
 def half_notes(model: ir.Model, single: ir.Model, halves: Halves, feeds: Feeds, *, where: str) -> list[str]:
-    """Return what there is to say of a half-precision model that goes on as float32.
+    """Return sentences about a half-precision model that continues as float32; none without half precision.
 
-    Args:
-        model: the model as the file has it.
-        single: the same in float32.
-        halves: what of it was in half precision.
-        feeds: samples for the float32 model.
-        where: the model, as errors name it.
-
-    Returns:
-        Sentences; none where nothing was in half precision.
-
-    Raises:
-        ModelError: where numbers that half precision could not hold make the outputs infinite or undefined.
+    `feeds` are samples for the float32 model. Raises ModelError where numbers beyond half precision make the outputs
+    infinite or undefined.
     """
     if not halves.types:
         return []

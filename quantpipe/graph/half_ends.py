@@ -12,14 +12,9 @@ SUFFIX = "float32"
 
 
 def cast_ends(model: ir.Model, kinds: Mapping[str, ir.DataType]) -> ir.Model:
-    """Return the model with ports of other types; they keep their names, order and shapes.
+    """Return the model with ports of other types (port -> type); names, order and shapes stay.
 
-    Args:
-        model: the model.
-        kinds: port -> its type from now on. Inputs and outputs that have it already stay as they are.
-
-    Returns:
-        A copy that shares its weights; the model itself where nothing changes.
+    The result is a copy that shares its weights, or the model itself where nothing changes.
     """
     ports = [*model.graph.inputs, *model.graph.outputs]
     if all(kinds.get(p.name or "", p.dtype) is p.dtype for p in ports):

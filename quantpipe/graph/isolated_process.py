@@ -60,17 +60,9 @@ class _Silent(Exception):
 def apart(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits, where: str) -> T:
     """Return the result of `work`, done in a forked child.
 
-    Args:
-        work: what is to be done; it says by its argument which step it begins. Its result must be picklable.
-        ready: runs in the child first, and shows that native code works there.
-        limits: seconds per step, and bytes of memory.
-        where: the model, as errors name it.
-
-    Returns:
-        What `work` returns.
-
-    Raises:
-        ModelError: where a step takes more than the limits allow or ends the process; and whatever `work` raises.
+    `work` reports each step that begins through its argument; its result must be picklable. `ready` runs in the child
+    first, and shows that native code works there. Raises ModelError where a step exceeds the limits (seconds per step,
+    bytes of memory) or ends the process, and any error of `work`.
     """
     if not sys.platform.startswith("linux"):
         return work(lambda step: None)

@@ -53,17 +53,8 @@ def load_graph(
 ) -> Graph:
     """Read, clean and measure a model whose samples follow from its inputs.
 
-    Args:
-        path: the ONNX file.
-        example: gets the view of the raw model (its inputs) and returns feeds of a few samples `[N, ...]`.
-        resident_mb: as `read_graph` takes it.
-        fixed: likewise.
-        least_opset: as `clean_graph` takes it.
-        isolate: likewise.
-        declared: likewise.
-
-    Returns:
-        The clean graph.
+    `example` gets the view of the raw model and returns feeds of a few samples `[N, ...]`. `resident_mb` and `fixed`
+    are as in `read_graph`, the others as in `clean_graph`.
     """
     raw = read_graph(path, resident_mb, fixed)
     return clean_graph(raw, example(raw.graph), least_opset=least_opset, isolate=isolate, declared=declared)
@@ -91,19 +82,10 @@ def read_graph(
     fixed: Mapping[str, Any] | None = None,
     keep: Keep = Keep.ALL,
 ) -> RawModel:
-    """Read a model, and run nothing of it.
+    """Read a model without running any of it; from a quantized one, the float model that it represents.
 
-    Args:
-        path: the ONNX file.
-        resident_mb: external data beyond so many MiB stay in their files.
-        fixed: inputs that are made constants first, by name.
-        keep: what of a model that is quantized already is kept.
-
-    Returns:
-        The model as it was read; of one that is quantized already, the float model behind it.
-
-    Raises:
-        ModelError: for what is no model that can be quantized.
+    External data beyond `resident_mb` MiB stay in their files. `fixed` inputs are made constants first. `keep` selects
+    what a quantized model passes on. Raises ModelError for a model that cannot be quantized.
     """
     given, model_hash = _read(path, resident_mb, fixed or {})
     refuse_chance(given, path)
@@ -122,18 +104,11 @@ def clean_graph(
     declared: Collection[str] = (),
     cells: CellForms = NO_CELLS,
 ) -> Graph:
-    """Clean and measure a model on a few real samples.
+    """Clean and measure a model on a few real samples `[N, ...]`; the result has their shapes and dtypes.
 
-    Args:
-        raw: the model as it was read.
-        feeds: samples `[N, ...]` by input.
-        least_opset: a model of an older opset is brought to this one.
-        isolate: native code meets the model in a process of its own first, under limits (`graph/isolated_process.py`).
-        declared: the ops of the hardware file; patterns of plug-in packages among them are joined.
-        cells: recurrent layers that are written as their steps, or as a loop.
-
-    Returns:
-        The clean graph, with the shapes and dtypes of one real run.
+    An older opset is raised to `least_opset`. With `isolate`, a separate process runs native code on the model first,
+    under limits (`graph/isolated_process.py`). `declared` are the ops of the hardware file; patterns of plug-in
+    packages among them are joined. `cells` are recurrent layers to write as their steps, or as a loop.
     """
     original = raw.graph
     single, where = original.model, original.source
@@ -193,10 +168,7 @@ def load_as_written(
     """Read and measure a model with every node as it is written, except for inputs that are fixed.
 
     Functions are written out, constants have one form, and nodes without a name get one. Parameters are those of
-    `load_graph`.
-
-    Returns:
-        The graph with the shapes and dtypes of one real run.
+    `load_graph`. The result has the shapes and dtypes of one real run.
     """
     raw, model_hash = _read(path, resident_mb, fixed or {})
     with readable(path):

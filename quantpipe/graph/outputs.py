@@ -39,19 +39,14 @@ def with_outputs(model: ir.Model, tensors: Sequence[str]) -> ir.Model:
 
 
 def with_extremes(model: ir.Model, ranks: Mapping[str, int]) -> tuple[ir.Model, Mapping[str, Reduced]]:
-    """Return a copy of the model whose outputs are minima, maxima, sums and sizes of the tensors in `ranks`.
+    """Return a copy of the model with minima, maxima, sums and sizes of tensors as outputs, and their names.
 
-    The sums are there because onnxruntime's ReduceMin and ReduceMax pass over NaN, and a sum does not (it may also be
-    infinite for finite values, so such a tensor has to be looked at). Everything behind the second axis is reduced and
-    the rest left to the caller: the runtime divides only such reductions among its threads (efficientnet_lite0, 2
-    cores: 1.5 float passes instead of 2.5).
+    `ranks` maps a float32 or float64 tensor to its number of axes. Sums are included because onnxruntime's ReduceMin
+    and ReduceMax ignore NaN and a sum does not. A sum may be infinite for finite values, so such a tensor has to be
+    looked at.
 
-    Args:
-        model: the model.
-        ranks: tensor -> number of its axes; the tensors must be float32 or float64.
-
-    Returns:
-        The copy, and the names of the outputs of each tensor.
+    All axes after the second are reduced; the caller does the rest: the runtime divides only such reductions among its
+    threads (efficientnet_lite0, 2 cores: 1.5 float passes instead of 2.5).
     """
     copy = expose(model, [])
     writer = _Writer(copy)

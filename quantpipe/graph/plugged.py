@@ -60,8 +60,7 @@ def _joined(model: ir.Model, rewrites: Iterable[tuple[Rewrite, int]]) -> ir.Mode
 def leave_to_plug_ins(raw: ir.Model, path: Path) -> None:
     """Take out, in place, the model's own definitions of ops that a plug-in package defines.
 
-    Raises:
-        ConfigError: naming the package, where the two definitions are not the same.
+    Raises ConfigError that names the package, where the two definitions differ.
     """
     for key in [k for k in raw.functions if extend.op_of(extend.qualified(k[0], k[1])) is not None]:
         name = extend.qualified(key[0], key[1])

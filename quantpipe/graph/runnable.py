@@ -38,16 +38,10 @@ Feeds = Mapping[str, NDArray[Any]]
 
 
 def runnable(model: ir.Model, feeds: Feeds, where: str) -> tuple[ir.Model, Session, list[str]]:
-    """Return a model that onnxruntime runs on the samples, its session, and what there is to say of it.
+    """Return a model that onnxruntime runs on the samples, its session, and sentences about changes.
 
-    Args:
-        model: the model; it is the result where onnxruntime runs it.
-        feeds: a few samples.
-        where: the model, as errors name it.
-
-    Raises:
-        ModelError: where neither the model nor what it is defined by can be run, with onnxruntime's reason; and where
-            what it is defined by gives other numbers.
+    The model itself is the result if onnxruntime runs it. Raises ModelError with onnxruntime's reason where neither the
+    model nor its function bodies run, and where the bodies give other numbers.
     """
     try:
         return model, _ran(model, feeds, where), []

@@ -27,16 +27,7 @@ Feeds = Mapping[str, NDArray[Any]]
 def static(model: ir.Model, samples: Samples, batch: int) -> Session:
     """Return a session of the statically quantized model: uint8 activations by their extremes, int8 weights.
 
-    Args:
-        model: the float model.
-        samples: what it is calibrated with.
-        batch: samples of one run.
-
-    Returns:
-        The session.
-
-    Raises:
-        Exception: whatever the tool, or the runtime on its result, raises.
+    Raises any error of the tool, or of the runtime on its result.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -55,17 +46,9 @@ def static(model: ir.Model, samples: Samples, batch: int) -> Session:
 
 
 def dynamic(model: ir.Model, example: Feeds) -> Session:
-    """Return a session of the dynamically quantized model: the first way of storing weights that runs.
+    """Return a session of the dynamically quantized model: the first way to store weights that runs `example`.
 
-    Args:
-        model: the float model.
-        example: a batch that it must run.
-
-    Returns:
-        The session.
-
-    Raises:
-        Exception: whatever the tool, or the runtime on its result, raises.
+    Raises any error of the tool, or of the runtime on its result.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -33,14 +33,7 @@ def write_model(path: Path, model: ir.Model, origin: Origin) -> None:
 
 
 def stage_model(unit: Unit, path: Path, model: ir.Model, origin: Origin) -> None:
-    """Write a model with its origin as a part of a larger unit.
-
-    Args:
-        unit: the unit that is written as a whole.
-        path: the file.
-        model: the model.
-        origin: what it is made from.
-    """
+    """Write a model with its origin as a part of a unit that is written as a whole."""
     data = None
     if not is_heavy(model):
         unit.bytes(path, model_bytes(model), origin)

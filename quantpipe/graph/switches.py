@@ -33,15 +33,10 @@ class Switched:
 
 
 def with_switches(model: ir.Model, quantizers: Mapping[str, Quantizer], constants: Iterable[str]) -> Switched:
-    """Return a copy of the model with switches.
+    """Return a copy of the model with switches, and their names.
 
-    Args:
-        model: The float model.
-        quantizers: Tensor of the main graph -> how it is stored. They are float32 or float64.
-        constants: Initializers that runs may exchange.
-
-    Returns:
-        The copy, and the names of its switches.
+    `quantizers` describes float32 or float64 tensors of the main graph. `constants` are initializers that runs may
+    exchange.
     """
     copy = expose(model, [])
     graph = copy.graph

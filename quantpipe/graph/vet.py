@@ -69,12 +69,10 @@ def _refuse_without_opset(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def refuse_chance(model: ir.Model, path: Path) -> None:
-    """Refuse a model that does not always give the same outputs for the same inputs.
+    """Reject a model that does not always give the same outputs for the same inputs.
 
-    Statistics, scores and the comparison of two models all rest on one model giving one answer.
-
-    Raises:
-        ModelError: naming the first node that gives other numbers each time, or that is in training mode.
+    Statistics, scores and the comparison of two models all need repeatable outputs. Raises ModelError that names the
+    first node that is random, or that is in training mode.
     """
     for node in model.graph.all_nodes():
         why = _chance(node)

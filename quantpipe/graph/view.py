@@ -228,15 +228,8 @@ def view(
 ) -> Graph:
     """Return the view of a model whose nodes are already in execution order and named.
 
-    Args:
-        model: the model.
-        model_hash: the digest of its file.
-        source: where it comes from.
-        notes: what was done to it, in sentences.
-        given: ports to which the user's file gives a half-precision type, and that type.
-
-    Returns:
-        The view.
+    `notes` describe changes, in sentences. `given` maps ports to the half-precision type that they have in the user's
+    file.
     """
     nodes = tuple(
         Node(

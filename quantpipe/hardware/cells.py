@@ -24,10 +24,9 @@ class Recurrent(StrEnum):
 
 
 def read_recurrent(value: object) -> Recurrent:
-    """Return what `model.recurrent` says.
+    """Return the value of `model.recurrent`.
 
-    Raises:
-        ConfigError: for a word that it does not have.
+    Raises ConfigError for an unknown word.
     """
     legal = [str(word) for word in Recurrent]
     if str(value) not in legal:
@@ -37,17 +36,9 @@ def read_recurrent(value: object) -> Recurrent:
 
 
 def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> CellForms:
-    """Return how the recurrent layers of a model are written for a device.
+    """Return the recurrent ops of a model by the form in which a device runs them.
 
-    Args:
-        spec: the device.
-        wanted: what the user asks for.
-
-    Returns:
-        The ops by form.
-
-    Raises:
-        ConfigError: for loops on a device that does not say how it multiplies in them.
+    Raises HardwareError for loops on a device whose file does not describe products in loops.
     """
     if wanted is Recurrent.CELLS:
         return NO_CELLS

@@ -28,16 +28,7 @@ HALF_BITS = 16
 def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the sum of the bits over all quantized edges (the RFC's measure).
 
-    Edges that are left in float by choice count 32 bits.
-
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to.
-        spec: the device (not read: all costs have one signature).
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The number of bits.
+    Edges that are left in float by choice count 32 bits. `spec` is not read: all costs have one signature.
     """
     groups = sum(bits[g.key] * len(g.edges) for g in topology.groups)
     weights = sum(bits[w.tensor] * len(w.edges) for w in topology.stored_constants)
@@ -45,18 +36,9 @@ def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) ->
 
 
 def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Return the bytes of all quantized weights at their bits, and of those left in float by choice.
+    """Return the bytes of all quantized weights at their bits, and of weights left in float by choice.
 
-    Biases and scales are not counted.
-
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device (not read: all costs have one signature).
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The number of bytes.
+    Biases and scales are not counted. `spec` is not read: all costs have one signature.
     """
     return _bytes_of_weights(topology, graph, bits)
 
@@ -64,16 +46,7 @@ def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
 def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bytes of all weights in the types that they are stored in.
 
-    Weights that are left in float by choice count 4 bytes a value, or 2 where what reads them computes in float16.
-
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device.
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The number of bytes.
+    A weight that is left in float by choice counts 4 bytes a value, or 2 where its reader computes in float16.
     """
     types = storage_types(topology).at(bits)
     widths = {
@@ -113,17 +86,8 @@ def _real_bits(graph: Graph, topology: Topology, tensor: str) -> int:
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bit operations per sample: Σ MACs · weight bits · activation bits.
 
-    Float nodes count 32 x 32 (16 x 16 where they compute in float16), or 32 times the bits of a weight in integers;
-    products inside of loops count by the bits of their weights and of the state.
-
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device.
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The number of bit operations.
+    Float nodes count 32 x 32 (16 x 16 where they compute in float16), or 32 times the bits of an integer weight.
+    Products inside loops count by the bits of their weights and of the state.
     """
     total = 0
     for node in graph.nodes:
@@ -136,39 +100,20 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
 
 
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Return the device cycles that one sample takes, of all nodes together (`node_cycles`).
-
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device, of which `cost` is read.
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The number of cycles.
-    """
+    """Return the device cycles of one sample, of all nodes together (`node_cycles`)."""
     return sum(node_cycles(topology, graph, spec, bits).values())
 
 
 def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> dict[str, float]:
-    """Return the device cycles that one sample takes, by name of the node.
+    """Return the device cycles of one sample, by name of the node; nodes without cycles are left out.
 
-    They are the MACs over the rate of the operands' width, what is loaded (weights in the types that they are stored
-    in, 32 bits in float, and `scale_bytes` for each of their scales) over the bandwidth, and `launch_cycles` for every
-    kernel and every float node that computes real numbers (swallowed clamps start nothing), and what a unit for
-    vectors of channels adds, narrows and compares (`vector_steps`), where the file says that it takes steps.
+    The cycles are the sum of four parts. MACs are divided by the rate of the operands' width. Loaded bytes are divided
+    by the bandwidth: weights in the types that they are stored in (32 bits in float), and `scale_bytes` for each of
+    their scales. Every kernel and every float node that computes values costs `launch_cycles`; fused clamps cost
+    nothing. A vector unit adds the steps of `vector_steps` where the hardware file describes them.
 
-    Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one. An operand
-    counts by its bits, or by its type where its kernel has it in a wider one than they need.
-
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device, of which `cost` is read.
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The cycles of each node that takes some.
+    Channels are padded to `channel_block`. A width without a rate runs at the next wider one. An operand counts by its
+    bits, or by its type where its kernel holds it in a wider type.
     """
     storage = storage_types(topology)
     types = storage.at(bits)
@@ -223,22 +168,14 @@ def _costs_of_sites(topology: Topology, spec: HardwareSpec) -> dict[str, Hardwar
 
 
 def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Return the most bytes of activations that live at once, per sample.
+    """Return the maximum bytes of activations that live at once, per sample.
 
-    The nodes run one after the other in their order. A tensor lives from the node that makes it (the model's inputs:
-    from the beginning) to its last reader (the model's outputs: to the end); a node's inputs and outputs live together.
-    Stored tensors count at their bits, accumulators that are handed on at the accumulator's width, all others at 32
-    bits, or 16 where they are made in float16. A kernel and the clamps it swallowed are one step; what is between them
-    is never stored.
+    The nodes run one after the other in their order. A tensor lives from the node that makes it (a model input: from
+    the beginning) to its last reader (a model output: to the end). A node's inputs and outputs live together.
 
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device, of which the accumulator is read.
-        bits: bits of each stored tensor and weight, by name.
-
-    Returns:
-        The number of bytes.
+    Stored tensors count at their bits, and accumulators that another kernel reads at the accumulator's width. All
+    others count at 32 bits, or 16 where they are made in float16. A kernel and the clamps fused into it are one step;
+    tensors between them are never stored.
     """
     last: dict[str, int] = {}
     for step, node in enumerate(graph.nodes):

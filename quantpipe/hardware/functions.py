@@ -13,8 +13,7 @@ FORMED = {op: rule for op, rule in OP_RULES.items() if rule.family in (Family.LO
 def read_functions(reader: Reader, value: object) -> dict[str, FunctionKind]:
     """Return the kind of each function that a file names.
 
-    Raises:
-        HardwareError: for an op that is no function, or a kind that it has not.
+    Raises HardwareError for an op that is no function, and for a kind that the function does not have.
     """
     if value is None:
         return {}

@@ -29,18 +29,9 @@ OF_TYPES = (*OWN, "limits", "cost")
 
 
 def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel, ...]:
-    """Return the kernels that a file describes by patterns.
+    """Return the kernels that a file describes by patterns, in the order of the file.
 
-    Args:
-        reader: words the errors.
-        data: the file.
-        cost: what the device's nodes cost.
-
-    Returns:
-        The kernels in the order of the file.
-
-    Raises:
-        HardwareError: naming kernel, field and what would be legal.
+    Raises HardwareError that names kernel, field and the legal values.
     """
     given = data.get("kernels")
     if given is None:
@@ -61,18 +52,9 @@ def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel,
 
 
 def read_fuse(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel, ...]:
-    """Return the kernels that the chains of `fuse` are short for: one for each pair of ops, one behind the other.
+    """Return the kernels that the chains of `fuse` abbreviate: one for each pair of consecutive ops.
 
-    Args:
-        reader: words the errors.
-        data: the file.
-        cost: what the device's nodes cost.
-
-    Returns:
-        The kernels in the order of the file.
-
-    Raises:
-        HardwareError: for what is no list of chains, and for unknown ops.
+    Raises HardwareError for anything but a list of chains, and for unknown ops.
     """
     chains = reader.chains(data["fuse"])
     for chain in chains:

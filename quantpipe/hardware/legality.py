@@ -39,17 +39,7 @@ def reachable(spec: HardwareSpec) -> dict[str, tuple[OpSignature, ...]]:
 
 
 def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
-    """Return why a signature does not take a node, or None where it does.
-
-    Args:
-        signature: one way in which the device runs the op.
-        node: the node to run.
-        graph: the graph that the node is in.
-        rule: the row of OP_RULES for the node's op.
-
-    Returns:
-        The reason, as the end of a sentence, or None.
-    """
+    """Return why a signature does not take a node, as the end of a sentence; None if it takes the node."""
     if not signature.when and (why := rule.unasked(node, graph)) is not None:
         return why
     facts = rule.facts(node, graph)
@@ -71,21 +61,11 @@ def choose_signature(
     refused: Mapping[OpSignature, str] = MappingProxyType({}),
     given: bool = False,
 ) -> tuple[OpSignature | None, str]:
-    """Return the first integer signature that takes the node, or None and the reason.
+    """Return the first integer signature that takes the node, and an empty text; else None and the reason.
 
-    A float signature that takes the node and stands before it in the file says that the device prefers float there.
-
-    Args:
-        spec: the device.
-        node: the node to run.
-        graph: the graph that the node is in.
-        rule: the row of OP_RULES for the node's op.
-        treatment: how the node takes its operands, where it is an addition.
-        refused: signatures that do not fit what the node reads, with the reasons.
-        given: a quantized file has integers around the node, which decide before the device's preference.
-
-    Returns:
-        The signature and an empty text, or None and why there is none.
+    A float signature that takes the node and precedes it in the file means that the device prefers float there.
+    `refused` maps signatures that do not fit the node's operands to the reasons. `given`: a quantized file has integers
+    around the node, which override the device's preference.
     """
     declared = spec.signatures_of(node.name, node.op)
     if not declared:
@@ -167,16 +147,6 @@ def has_float(spec: HardwareSpec, op: str) -> bool:
 
 
 def takes_float(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> bool:
-    """Return whether the device (or the host beside it) runs this very node in float.
-
-    Args:
-        spec: the device.
-        node: the node to run.
-        graph: the graph that the node is in.
-        rule: the row of OP_RULES for the node's op.
-
-    Returns:
-        True where some float signature takes the node.
-    """
+    """Return whether some float signature of the device, or of its host, takes this node."""
     declared = spec.signatures_of(node.name, node.op)
     return any(not s.is_integer and refusal(s, node, graph, rule) is None for s in declared)

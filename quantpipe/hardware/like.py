@@ -28,18 +28,11 @@ Read = Callable[[str], Data]
 
 
 def taken_over(data: Data, read: Read, names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the whole content of a file that is like another one; other files as they are.
+    """Return the whole content of a file that is `like` another one, without `like`; other files unchanged.
 
-    Args:
-        data: the content of the file.
-        read: gives the content of the file of a name, and raises a QuantpipeError where there is none.
-        names: the files on the way to this one, each like the next.
-
-    Returns:
-        The content without `like`.
-
-    Raises:
-        HardwareError: for a file that is like itself, by whatever way, or a difference that is none.
+    `read` returns the content of a named file and raises a QuantpipeError for an unknown name. `names` are the files on
+    the way to this one, each `like` the next. Raises HardwareError for a file that is like itself, directly or through
+    others, and for a difference that changes nothing.
     """
     if data.get(LIKE) is None:
         return {key: value for key, value in data.items() if key != LIKE}

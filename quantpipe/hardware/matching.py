@@ -38,10 +38,9 @@ class _Bound:
 
 
 def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
-    """Return where the kernels of a device that have types of their own lie in a model, larger patterns first.
+    """Return the places in a model where kernels with types of their own match, larger patterns first.
 
-    Raises:
-        HardwareError: where two patterns of one size both match some node.
+    Raises HardwareError where two patterns of one size both match some node.
     """
     taken: dict[str, KernelSite] = {}
     found: list[KernelSite] = []

@@ -19,20 +19,10 @@ LEGAL = "a line per value, such as {y: Conv(x, w), z: HardSwish(y) | LeakyRelu(y
 
 
 def read_pattern(reader: Reader, value: object, conditions: Mapping[str, Data], field: str) -> tuple[PatternStep, ...]:
-    """Return the steps of a pattern.
+    """Return the steps of a pattern (value -> expression), in the order of the file.
 
-    Args:
-        reader: words the errors.
-        value: the pattern, value -> expression.
-        conditions: value -> its `when`.
-        field: the name of the pattern in errors.
-
-    Returns:
-        The steps in the order of the file.
-
-    Raises:
-        HardwareError: for what is no pattern, unknown ops, values that depend on themselves, and steps that have
-            nothing to do with the result.
+    `conditions` maps a value to its `when`; `field` is the pattern's name in errors. Raises HardwareError for anything
+    but a pattern, unknown ops, values that depend on themselves, and steps that do not contribute to the result.
     """
     lines = reader.mapping(value, field, LEGAL)
     if not lines:

@@ -64,10 +64,9 @@ class Reader:
         return HardwareError(f"{field} {problem}", stage="hardware", where=self._name, field=field)
 
     def keys(self, data: Data, legal: Sequence[str], field: str) -> None:
-        """Refuse keys that are not legal in the section `field` (empty: the file itself).
+        """Reject keys that are not legal in the section `field` (empty: the file itself).
 
-        Raises:
-            HardwareError: for the first such key, with near and legal names.
+        Raises HardwareError for the first such key, with near and legal names.
         """
         for key in data:
             if key not in legal:
@@ -87,19 +86,9 @@ class Reader:
         return value
 
     def flag(self, part: Data, field: str, key: str, default: bool = True) -> bool:
-        """Return a truth value of a section, or the default where the field is absent.
+        """Return a bool of a section (`field` empty: the file itself), or the default where the key is absent.
 
-        Args:
-            part: the section.
-            field: the name of the section; empty for the file itself.
-            key: the field of the section.
-            default: the value of an absent field.
-
-        Returns:
-            The value.
-
-        Raises:
-            HardwareError: where the value is neither true nor false.
+        Raises HardwareError where the value is neither true nor false.
         """
         value = part.get(key, default)
         if not isinstance(value, bool):
@@ -146,8 +135,7 @@ class Reader:
     def choice(self, kind: type[E], value: object, field: str) -> E:
         """Return the member of an enumeration that a value names.
 
-        Raises:
-            HardwareError: where there is none, with near and legal names.
+        Raises HardwareError for an unknown name, with near and legal names.
         """
         return self.one_of(tuple(kind), value, field)
 
@@ -168,19 +156,8 @@ class Reader:
     def section(self, data: Data, field: str, legal: Sequence[str], short: str | None = None) -> Data:
         """Return a section that may also be written as the value of its field `short` alone.
 
-        For example, `accumulator: int32` is short for `accumulator: {dtype: int32}`.
-
-        Args:
-            data: the file or section that holds the section.
-            field: the name of the section.
-            legal: the fields that it may have.
-            short: the field that a bare value stands for; None where the section must be a mapping.
-
-        Returns:
-            The section as a mapping.
-
-        Raises:
-            HardwareError: where it is no mapping or has an unknown field.
+        For example, `accumulator: int32` is short for `accumulator: {dtype: int32}`. With `short=None` the section must
+        be a mapping. Raises HardwareError for any other value, and for an unknown field.
         """
         value = data[field]
         if short is not None and isinstance(value, str | int) and not isinstance(value, bool):
@@ -201,18 +178,7 @@ class Reader:
     def optional_number(self, part: Data, field: str, key: str, least: float, *, default: float | None) -> float | None:
         """Return a number of at least `least`, or the default where the field is absent or null.
 
-        Args:
-            part: the section.
-            field: the name of the section.
-            key: the field of the section.
-            least: the least legal value.
-            default: the value of an absent field.
-
-        Returns:
-            The number or the default.
-
-        Raises:
-            HardwareError: where the value is no number or too small.
+        Raises HardwareError where the value is no number or too small.
         """
         value = part.get(key)
         if value is None:
@@ -230,18 +196,10 @@ class Reader:
         return names
 
     def requantize(self, data: Data, before: str, *, adds: bool = False) -> RequantizeSpec:
-        """Return the section `requantize` of the file, or of a signature.
+        """Return the section `requantize` of the file or of a signature: how accumulators are narrowed.
 
-        Args:
-            data: the file or signature that holds the section.
-            before: what its name begins with in errors; empty for the file itself.
-            adds: whether it is that of an addition.
-
-        Returns:
-            How accumulators are narrowed.
-
-        Raises:
-            HardwareError: for an unknown field, or a value that is not legal.
+        `before` is the prefix of its name in errors, empty for the file itself; `adds` marks the section of an
+        addition. Raises HardwareError for an unknown field, and for a value that is not legal.
         """
         field = f"{before}requantize"
         part = self.section({field: data["requantize"]}, field, NARROWING, "kind")
@@ -282,10 +240,9 @@ class Reader:
         return bits
 
     def accumulator(self, value: object, field: str) -> Accumulator:
-        """Return what sums are held in: a type, bits of the least type that holds them, or bits of a type.
+        """Return the accumulator: a type, bits of the smallest type that holds them, or bits of a type.
 
-        Raises:
-            HardwareError: for an unknown field, or a value that is not legal.
+        Raises HardwareError for an unknown field, and for a value that is not legal.
         """
         part = self.section({field: value}, field, ("dtype", "overflow", "bits"), "dtype")
         bits = part.get("bits") or 0
@@ -300,12 +257,10 @@ class Reader:
         return Accumulator(dtype, overflow, 0 if bits == dtype.bits else bits)
 
     def fixed_scale(self, value: object, field: str) -> tuple[float, int]:
-        """Return scale and zero point of a result that has no others: a number, or {scale, zero_point}.
+        """Return the fixed scale and zero point of a result: a number, or {scale, zero_point}.
 
-        A scale may be a quotient in text, 1/256.
-
-        Raises:
-            HardwareError: for an unknown field, or a value that is not legal.
+        A scale may be a quotient in text, 1/256. Raises HardwareError for an unknown field, and for a value that is not
+        legal.
         """
         bare = {"scale": value} if isinstance(value, float) else value
         part = self.section({field: bare}, field, ("scale", "zero_point"), "scale")
@@ -323,10 +278,9 @@ class Reader:
         return scale, zero
 
     def function(self, op: str, kind: object, field: str) -> FunctionKind:
-        """Return the kind by which a kernel forms a function.
+        """Return the kind by which a kernel computes a function.
 
-        Raises:
-            HardwareError: for an op that is no function, or a kind that it has not.
+        Raises HardwareError for an op that is no function, and for a kind that the function does not have.
         """
         if op not in OP_RULES or OP_RULES[op].family not in FUNCTIONS:
             legal = ", ".join(name for name, rule in OP_RULES.items() if rule.family in FUNCTIONS)
@@ -336,9 +290,8 @@ class Reader:
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
         """Return the signatures of an op from the rows of its list.
 
-        Raises:
-            HardwareError: for ops without a rule, rows that are no list of mappings, and integer signatures of ops that
-                run in float only.
+        Raises HardwareError for ops without a rule, rows other than a list of mappings, and integer signatures of
+        float-only ops.
         """
         if op not in OP_RULES and op not in FLOAT_OPS:
             plugged = "; an op of a plug-in package needs plugins=[PACKAGE] on the command line" if "." in op else ""

@@ -12,10 +12,9 @@ STATES = (DType.INT16, DType.INT8, DType.UINT8)
 
 
 def read_recurrent_limits(reader: Reader, data: Data) -> RecurrentLimits | None:
-    """Return how products in a loop take the state; None where the file says nothing, so that they stay in float.
+    """Return how products in a loop take the state; None (no section in the file) leaves them in float.
 
-    Raises:
-        HardwareError: naming the field, what was found and what is legal.
+    Raises HardwareError that names the field, its value and the legal values.
     """
     if data.get("recurrent") is None:
         return None

@@ -20,8 +20,7 @@ Wildcards = Mapping[str, Sequence[str]]
 def spread(data: Data) -> dict[str, Any]:
     """Return the content of a file without short forms; `types` stays, since `kernels` reads it.
 
-    Raises:
-        HardwareError: for an op that two lines name, or a name that stands for no types.
+    Raises HardwareError for an op that two lines name, and for a name that represents no types.
     """
     reader = Reader(str(data.get("name", "?")))
     names = wildcards(data, reader)
@@ -38,10 +37,9 @@ def spread(data: Data) -> dict[str, Any]:
 
 
 def wildcards(data: Data, reader: Reader) -> dict[str, tuple[str, ...]]:
-    """Return what each name of `types` stands for.
+    """Return the types that each name of `types` represents.
 
-    Raises:
-        HardwareError: for names that are types themselves, and for what is no list of types.
+    Raises HardwareError for names that are types themselves, and for anything but a list of types.
     """
     if data.get(TYPES) is None:
         return {}

@@ -123,15 +123,9 @@ def weight_only_types(spec: HardwareSpec, op: str) -> tuple[DType, ...]:
 
 
 def signature_of(kernel: Kernel, signatures: Sequence[OpSignature], types: Types) -> OpSignature | None:
-    """Return the signature that runs a kernel.
+    """Return the signature that runs a kernel, from those that take its node, in the order of the hardware file.
 
-    Args:
-        kernel: the kernel.
-        signatures: those that take its node, in the order of the hardware file.
-        types: what its tensors and its weight are stored in.
-
-    Returns:
-        The first one of these very types; where no signature names them, the first one; None where there is none.
+    It is the first signature with exactly the kernel's types, else the first one; None without signatures.
     """
     read = [(o.port, o.tensor) for o in kernel.operands if o.form is Form.QUANTIZED]
     weight = OP_RULES[kernel.op].weight

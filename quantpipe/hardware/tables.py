@@ -10,17 +10,9 @@ FIELDS = ("bits", "offset", "numbers", "layout", "min_bytes")
 
 
 def read_tables(reader: Reader, data: Data) -> TableLimits | None:
-    """Return the limits of tables; None where the file has none, so that tables stay in float.
+    """Return the limits of tables; None (no section in the file) leaves tables in float.
 
-    Args:
-        reader: words errors.
-        data: the hardware file.
-
-    Returns:
-        The limits, or None.
-
-    Raises:
-        HardwareError: naming the field, what was found and what is legal.
+    Raises HardwareError that names the field, its value and the legal values.
     """
     if data.get("tables") is None:
         return None

@@ -26,15 +26,9 @@ Needs = Mapping[str, float]
 
 
 def vector_steps(topology: Topology, graph: Graph, spec: HardwareSpec) -> dict[str, float]:
-    """Return the steps of each kernel that takes some, by node.
+    """Return the vector unit's steps per sample of each kernel that takes some, by node.
 
-    Args:
-        topology: what runs in integers.
-        graph: the graph that the topology belongs to; it gives the shapes.
-        spec: the device, of which `cost.vector_steps` and `cost.channel_block` are read.
-
-    Returns:
-        The steps per sample.
+    It reads `cost.vector_steps` and `cost.channel_block` of the device.
     """
     steps = spec.cost.vector_steps
     if not steps:

@@ -15,7 +15,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float, refusal, takes_float
 from quantpipe.lint.forms import CAST, MULTIPLY, NARROWING
 from quantpipe.lint.reading import Reading, read
-from quantpipe.lint.rules import RULES, Place
+from quantpipe.lint.rules import PAIRS, RULES, Place
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import AddInputs, HardwareSpec, RequantizeKind, Scales, TensorInfo
 
@@ -82,19 +82,9 @@ def lint_model(
 ) -> Findings:
     """Return the findings of a model file.
 
-    Args:
-        path: the ONNX file.
-        spec: the device.
-        example: makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds).
-        fixed: inputs that are made constants first, by name.
-        resident_mb: external data beyond so many MiB stay in their files.
-        isolate: native code meets the model in a process of its own first.
-
-    Returns:
-        The findings.
-
-    Raises:
-        ModelError: for files that cannot be read or run.
+    `example` makes feeds from the model's inputs. `fixed` inputs are made constants first. External data beyond
+    `resident_mb` MiB stay in their files. With `isolate`, a separate process runs native code on the model first.
+    Raises ModelError for files that cannot be read or run.
     """
 
     def feeds(raw: Graph) -> Feeds:
@@ -128,7 +118,8 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
         for rule, where, message in (o for check in RULES for o in check(place)):
             if (rule, where) not in told:  # a tensor with several readers is one finding
                 told.add((rule, where))
-                found.append((op.node.name, Finding(Severity.REFUSED, rule, op.node.name, where, message)))
+                severity = Severity.NOTE if rule == PAIRS else Severity.REFUSED
+                found.append((op.node.name, Finding(severity, rule, op.node.name, where, message)))
     found += [(f.node, f) for f in (*_real_nodes(reading, spec), *_at_run_time(reading, spec))]
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     findings = tuple(f for _, f in sorted(found, key=lambda pair: order[pair[0]]))

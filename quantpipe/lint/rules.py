@@ -15,9 +15,12 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import refusal
 from quantpipe.lint.reading import QuantizedOp, Stored
 from quantpipe.oprules import Family, rule_of
-from quantpipe.types import DType, Granularity, HardwareSpec, OpSignature, Scales
+from quantpipe.plan import saturating_channels
+from quantpipe.types import DType, Granularity, HardwareSpec, Isa, OpSignature, Scales
 
 Objection = tuple[str, str, str]
+PAIRS = "pairs"
+"""The rule that is a note: the model runs, with other integers on some processors."""
 KNOWN = frozenset(d.value for d in DType)
 BIAS_TOLERANCE = 1e-6
 """Relative: s_x·s_w formed in float32 differs from the exact product by less than 2^-23."""
@@ -90,6 +93,8 @@ def zero_points(place: Place) -> Iterator[Objection]:
             if tensor.zero is not None and np.any(tensor.zero != 0):
                 yield "zero_point", tensor.tensor, f"activation zero point {tensor.zero[0]}; legal is 0"
     for weight in _weight(place) if place.spec.weights.symmetric else ():
+        if _is_exact_everywhere(weight, place.spec):
+            continue
         if weight.zero is not None and np.any(weight.zero != 0):
             worst = weight.zero[np.argmax(np.abs(weight.zero))]
             yield "zero_point", weight.tensor, f"weight zero point {worst}; legal is 0"
@@ -159,6 +164,25 @@ def bias(place: Place) -> Iterator[Objection]:
         yield "bias_scale", found.tensor, f"bias scale {is_:.9g} of channel {worst}; legal is s_x·s_w = {legal:.9g}"
 
 
+def pairs(place: Place) -> Iterator[Objection]:
+    """Yield an objection to int8 weights whose products saturate in int16 on x86 without VNNI, where `isa` is any."""
+    weight, operands = place.op.weight, place.op.operands
+    rule = rule_of(place.op.node)
+    if place.spec.isa is not Isa.ANY or rule is None or weight is None or weight.values is None or not operands:
+        return
+    if operands[0].dtype != DType.UINT8 or weight.dtype != DType.INT8 or rule.family is not Family.ACCUMULATE:
+        return
+    values = np.asarray(weight.values)
+    axis = rule.channel_axis(place.op.node, place.graph)
+    group = int(place.op.node.attr("group", 1))
+    if values.ndim > 2 and group > 1 and values.shape[:2] == (group, 1):
+        return
+    count = saturating_channels(values, axis, DType.UINT8.qmax)
+    if count:
+        text = f"pairs of products of {count} of {values.shape[axis]} channels saturate in int16 on x86 without VNNI"
+        yield PAIRS, weight.tensor, f"{text}; legal are two neighbours of equal sign up to 128 together"
+
+
 RULES: tuple[Callable[[Place], Iterator[Objection]], ...] = (
     declared,
     zero_points,
@@ -166,6 +190,7 @@ RULES: tuple[Callable[[Place], Iterator[Objection]], ...] = (
     granularity,
     weight_values,
     bias,
+    pairs,
 )
 
 
@@ -177,9 +202,16 @@ def _takes(signature: OpSignature, place: Place) -> bool:
     """Whether the types of operands, weight and result are the signature's."""
     wanted = [signature.input(number) for number in range(len(place.op.operands))]
     operands = all(_holds(w, t) for w, t in zip(wanted, place.op.operands, strict=True))
-    weights = all(_holds(signature.input(1), w) for w in _weight(place))
+    wide = _is_exact_everywhere
+    weights = all(_holds(signature.input(1), w) or wide(w, place.spec) for w in _weight(place))
     result = place.op.output is None or any(_holds(d, place.op.output) for d in signature.outputs)
     return operands and weights and result
+
+
+def _is_exact_everywhere(weight: Stored, spec: HardwareSpec) -> bool:
+    """Return whether these are int8 weights as uint8 about 128, which `isa: any` admits for given integers."""
+    unsigned = spec.isa is Isa.ANY and weight.dtype == DType.UINT8
+    return unsigned and weight.zero is not None and bool(np.all(weight.zero == 1 << 7))
 
 
 def _holds(wanted: DType, tensor: Stored) -> bool:

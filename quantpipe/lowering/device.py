@@ -31,19 +31,9 @@ def write_call(
     constants: Callable[[str, extend.Array], ir.Value],
     output: str,
 ) -> ir.Value:
-    """Write one node whose definition is a function of the package.
+    """Write one node whose definition is a function of the package; return the stored result.
 
-    Args:
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: its kernel.
-        function: what is called.
-        stored: stored operands and weight by the names of the op's inputs.
-        constants: writes a number under a name.
-        output: the name of the result.
-
-    Returns:
-        The stored result.
+    `stored` holds stored operands and weight by the names of the op's inputs; `constants` writes a number under a name.
     """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Device)  # noqa: S101  (the planner pairs families with plans; narrows the type)

@@ -16,36 +16,16 @@ from quantpipe.types import FixedPoint, FixedRounding, Requantize, Sum
 def multiplied(
     context: Context, writer: IntegerWriter, r: Requantize, acc: ir.Value, *, layout: str, name: str
 ) -> ir.Value:
-    """Write an int64 accumulator times its fixed-point multiplier.
+    """Write an int64 accumulator times its fixed-point multiplier, in int64.
 
-    Args:
-        context: the graph in the making.
-        writer: writes integer operations.
-        r: how the accumulator is narrowed.
-        acc: the accumulator.
-        layout: the tensor whose channels the multiplier follows.
-        name: what the nodes' names start with.
-
-    Returns:
-        The product, int64.
+    The multiplier follows the channels of the tensor `layout`; node names begin with `name`.
     """
     assert r.fixed is not None  # noqa: S101  (the planner fills it for this kind; narrows the type)
     return writer.times_fixed_point(acc, _along(context, r.fixed, layout), FixedRounding(r.rounding), name)
 
 
 def fixed_sum(context: Context, writer: IntegerWriter, node: str, plan: Sum, *, values: Sequence[ir.Value]) -> ir.Value:
-    """Write the sum of operands (q - z or accumulators, int64), each shifted left and brought to the common scale.
-
-    Args:
-        context: the graph in the making.
-        writer: writes integer operations.
-        node: the name of the addition.
-        plan: its numbers.
-        values: the operands.
-
-    Returns:
-        The sum, int64.
-    """
+    """Write the sum of operands (q - z or accumulators, int64), each shifted left and brought to the common scale."""
     assert plan.output is not None  # noqa: S101
     b, terms = writer.builder, []
     for number, (term, value) in enumerate(zip(plan.terms, values, strict=True)):

@@ -33,30 +33,12 @@ def output_axis(graph: Graph, tensor: str) -> int:
 
 
 def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
-    """Return per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars.
-
-    Args:
-        values: `[C]` or `()`.
-        graph: the clean model.
-        tensor: a tensor with C channels.
-
-    Returns:
-        The values, shaped to broadcast.
-    """
+    """Return per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
     return along_axis(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
 
 
 def along_axis(values: Array, axis: int, rank: int) -> Array:
-    """Return numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars.
-
-    Args:
-        values: `[C]` or `()`.
-        axis: the axis.
-        rank: how many axes the array has.
-
-    Returns:
-        The values, shaped to broadcast.
-    """
+    """Return numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars."""
     if values.ndim == 0:
         return values
     shape = [1] * rank
@@ -77,17 +59,7 @@ GLOBAL_MAXIMUM = frozenset({"GlobalMaxPool"})
 
 
 def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
-    """Write the largest element of each channel of a map, as a reduction over its positions.
-
-    Args:
-        context: the graph in the making.
-        node: the node of the float graph.
-        value: the map; None for an absent one.
-        output: the name of the result.
-
-    Returns:
-        The maxima.
-    """
+    """Write the maximum of each channel of a map, as a reduction over its positions; None is an absent map."""
     axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
     if context.opset < REDUCED_AXES_ARE_INPUTS:
         return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
@@ -96,15 +68,7 @@ def global_maximum(context: Context, node: Node, value: ir.Value | None, output:
 
 
 def matrix_weight(node: Node, values: Array) -> Array:
-    """Return a dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged.
-
-    Args:
-        node: the node of the float graph.
-        values: the weight.
-
-    Returns:
-        `[K, N]`, or the weight as it is.
-    """
+    """Return a dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged."""
     return turned(values) if values.ndim == 2 and node.attr("transB", 0) else values
 
 
@@ -120,17 +84,8 @@ def integer_product(
 ) -> ir.Value:
     """Write the int32 accumulator of Conv, Gemm or MatMul without bias.
 
-    Args:
-        context: the graph in the making.
-        node: the float node.
-        data: the stored input.
-        zero: its zero point; None: 0.
-        weight: the stored weight.
-        part: the name of the product where it is one of several.
-        weight_zero: the weight's zero point (None: 0), one per column where the kernel is a matrix product.
-
-    Returns:
-        The accumulator.
+    Zero points of None are 0; a matrix product may have one `weight_zero` per column. `part` is the name of the product
+    if it is one of several.
     """
     name, output = part or node.name, f"{part or node.outputs[0]}_product"
     inputs: tuple[ir.Value | None, ...] = (data, weight, zero, weight_zero)
@@ -172,18 +127,9 @@ def free_sum(
 ) -> ir.Value:
     """Write onnxruntime's QLinearAdd before rounding: q_a·r_a + (q_b·r_b + offset), r = s / s_y.
 
-    Each step is one float32 FMA, which rounds once: product and sum in float64, then to float32. Accumulators go the
-    same way, with a ratio per channel where their weights have scales per channel.
-
-    Args:
-        context: the graph in the making.
-        node: the addition.
-        plan: its numbers.
-        operands: q of both operands (zero point included), any dtype.
-        constants: writes initializers.
-
-    Returns:
-        The sum in steps of the result, not rounded to integers yet.
+    Each step is one float32 FMA, which rounds once: product and sum in float64, then to float32. Accumulators are
+    treated alike, with a ratio per channel where their weights have scales per channel. `operands` are q of both
+    operands (zero point included), of any dtype. The result is in steps of the output scale, not yet rounded.
     """
     b = context.builder
     total = constants(f"{node.name}.offset", np.float64(plan.offset))
@@ -205,17 +151,7 @@ TRANSPOSED = ("ConvTranspose",)
 
 
 def signed(context: Context, plan: Sum, number: int, value: ir.Value) -> ir.Value:
-    """Write a term of a sum at the common scale, negated where it is subtracted.
-
-    Args:
-        context: the graph in the making.
-        plan: the numbers of the addition.
-        number: which term it is.
-        value: the term.
-
-    Returns:
-        The term.
-    """
+    """Write a term of a sum at the common scale, negated where it is subtracted."""
     if np.all(plan.terms[number].ratio >= 0):
         return value
     return context.builder.op("Neg", value, name=f"{plan.node}/term{number}/negated")

@@ -59,16 +59,9 @@ def fused_table(table: RowTable) -> Bytes:
 
 
 def fused_numbers(context: Context, node: Node, table: RowTable, rows: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Write the integers, the scale and the offset of rows of bytes, as float32.
+    """Write the integers, the scale and the offset of fused rows `[…, bytes of a row]`, as float32.
 
-    Args:
-        context: the graph in the making.
-        node: the node that looked the rows up.
-        table: the table.
-        rows: the bytes found, `[…, bytes of a row]`.
-
-    Returns:
-        The integers in the shape of the node's output, and scale and offset shaped to broadcast against them.
+    The integers have the shape of the node's output; scale and offset broadcast against them.
     """
     b, name = context.builder, node.name
     width = _FORMATS[table.numbers].bytes

@@ -44,18 +44,10 @@ class IntegerWriter:
     def right_shift(
         self, value: ir.Value, count: ArrayLike, rounding: Rounding, name: str, *, width: Width
     ) -> ir.Value:
-        """Write round(v / 2^count).
+        """Write round(v / 2^count) in the width's signed type.
 
-        Args:
-            value: v in the width's signed type, |v| + half a divisor < 2^lift.
-            count: 0 and up, a scalar or shaped to broadcast; zero shifts nothing. More than the width's `lift` leaves
-                what that leaves, and no more is written: a shift by all bits of a type is defined nowhere.
-            rounding: how a fraction becomes an integer.
-            name: what the nodes' names start with.
-            width: the type that the shift is done in.
-
-        Returns:
-            The quotient, in the same type.
+        |v| + half a divisor must be < 2^lift. `count` is 0 (no shift) and up, a scalar or shaped to broadcast. Counts
+        above the width's `lift` are written as `lift`: a shift by all bits of a type is undefined.
         """
         n = np.minimum(np.asarray(count, np.int64), width.lift)
         half = np.where(n > 0, np.int64(1) << np.maximum(n - 1, 0), 0)
@@ -76,17 +68,10 @@ class IntegerWriter:
     def times_fixed_point(self, acc: ir.Value, fixed: FixedPoint, rounding: FixedRounding, name: str) -> ir.Value:
         """Write round(acc · M · 2^(shift - 31)) in int64, as `requantize_fixed_point` computes it.
 
-        double: the rounding doubling high multiplication (halves up; its one saturating case needs a negative M), then
-        a rounding division by 2^-shift (halves away from zero). A left shift comes first and saturates at int32.
+        double: the rounding doubling high multiplication (ties up; its one saturating case needs a negative M), then a
+        rounding division by 2^-shift (ties away from zero). A left shift comes first and saturates at int32.
 
-        Args:
-            acc: an int64 that int32 could hold.
-            fixed: M and shift, scalars or arrays shaped to broadcast.
-            rounding: whether the product is rounded once or twice.
-            name: what the nodes' names start with.
-
-        Returns:
-            The product, int64.
+        `acc` is an int64 that int32 could hold; M and shift are scalars or shaped to broadcast.
         """
         b, shift = self.builder, fixed.shift
         multiplier = self.constants(f"{name}/fixed_multiplier", fixed.multiplier)
@@ -105,16 +90,7 @@ class IntegerWriter:
         """Write a clip of an int64 value between two integers below 2^53, as float64.
 
         The detour is needed: onnxruntime 1.31.1 clips int64 values near multiples of 2^32 wrongly (so do its Min and
-        Max). What float64 rounds lies far outside the bounds.
-
-        Args:
-            value: the int64 value.
-            low: least integer.
-            high: greatest integer.
-            name: what the nodes' names start with.
-
-        Returns:
-            The clipped value, int64.
+        Max). Values that float64 rounds are far outside the bounds.
         """
         real = self.cast(value, np.float64, f"{name}/double")
         bounds = [self.constants(f"{name}/{side}64", np.float64(v)) for side, v in (("low", low), ("high", high))]
@@ -158,20 +134,10 @@ class IntegerWriter:
 
 
 def round_real(builder: GraphBuilder, constants: ConstantWriter, x: ir.Value, mode: Rounding, *, name: str) -> ir.Value:
-    """Write the rounding of a float value to an integer.
+    """Write the rounding of a float value to an integer, in the type of `x`.
 
-    half_up is floor(x) plus the first binary digit of what is left, since floor(x + 1/2) rounds the number just below
+    half_up is floor(x) plus the first binary digit of the remainder, since floor(x + 1/2) rounds the number just below
     1/2 up.
-
-    Args:
-        builder: the graph in the making.
-        constants: writes initializers.
-        x: the real value.
-        mode: how a fraction becomes an integer.
-        name: what the nodes' names start with.
-
-    Returns:
-        The rounded value, in the type of `x`.
     """
     if mode is Rounding.HALF_EVEN:
         return builder.op("Round", x, name=f"{name}/round")

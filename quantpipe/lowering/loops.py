@@ -63,15 +63,7 @@ class CarriedState:
 
 
 def write_loop(context: Context, node: Node) -> Sequence[ir.Value]:
-    """Write a loop with its products in integers; returns its outputs, real numbers under their own names.
-
-    Args:
-        context: the graph in the making.
-        node: the loop of the float graph.
-
-    Returns:
-        The outputs of the new loop.
-    """
+    """Write a loop with its products in integers; return its float outputs under their own names."""
     site, own = context.topology.loop_of[node.name], body_of(node)
     assert own is not None  # noqa: S101  (annotate takes loops alone)
     weights = {weight for _, weight in site.products}

@@ -247,19 +247,9 @@ def render(
 ) -> Rendered:
     """Write the whole graph.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number of the integer model.
-        dialect: the form that is written.
-        stored: ports (of a section of a graph) that carry integers in every dialect; all others are as the float model
-            has them.
-
-    Returns:
-        The model, whose inputs are the graph's own, then the stored ones, then what the dialect declares.
-
-    Raises:
-        HardwareError: for an op that the dialect has no lowering for.
+    `stored` ports (of a section of a graph) carry integers in every dialect; all others are as in the float model. The
+    inputs of the result are the graph's own, then the stored ones, then those that the dialect declares. Raises
+    HardwareError for an op that the dialect cannot lower.
     """
     context = Context(graph, topology, plan, dialect)
     for value in graph.model.graph.inputs:

@@ -24,17 +24,7 @@ def pair_excess(
     """Write Σ over pairs of (pair - clamp(pair, int16)), per output element, float32.
 
     The device multiplies q itself: q_0·w_0 + q_1·w_1 = Σ (q - z)·w + z·(w_0 + w_1). Every number stays below 2^24.
-
-    Args:
-        context: the graph in the making.
-        constants: writes initializers.
-        node: the node of the float graph.
-        plan: the numbers of the kernel, with its pairs.
-        centred: q - z in float32.
-        zero_point: z.
-
-    Returns:
-        The excess, in the shape of the output.
+    `centred` is q - z in float32.
     """
     pairs = plan.pairs
     assert pairs is not None  # noqa: S101  (the caller asks only then; narrows the type)

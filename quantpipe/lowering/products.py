@@ -37,21 +37,9 @@ def int32_accumulator(
 ) -> ir.Value:
     """Write Σ (q_x - z_x)·(q_w - z_w) in int32, without bias.
 
-    ConvInteger takes one zero point for all of its weights. Where channels have zero points of their own, what they
-    take away is subtracted: Σ (q_x - z_x)·q_w - z_w·Σ (q_x - z_x), the second sum by a window of ones (padding adds
+    `data` is q_x, `zero` z_x (None: 0) and `values` q_w. ConvInteger takes one zero point for all of its weights. With
+    zero points per channel, the second sum of Σ (q_x - z_x)·q_w - z_w·Σ (q_x - z_x) is a window of ones (padding adds
     nothing to either).
-
-    Args:
-        context: the graph in the making.
-        constants: writes initializers.
-        node: the node of the float graph.
-        data: q_x.
-        zero: z_x; None: 0.
-        values: q_w.
-        weight: the integer weights.
-
-    Returns:
-        The sums, int32.
     """
     b, own = context.builder, weight.zero
     if not weight.has_zero_point:
@@ -76,16 +64,7 @@ def exact_accumulator(
 ) -> ir.Value:
     """Write Σ (q_x - z_x)·(q_w - z_w) + bias in int64.
 
-    Args:
-        context: the graph in the making.
-        writer: writes integer operations.
-        node: the node of the float graph.
-        plan: the numbers of the kernel.
-        q: how the input is stored.
-        stored: the integers q_x, in any type that holds them.
-
-    Returns:
-        The sums, int64.
+    `stored` is q_x, in any type that holds it.
     """
     b = writer.builder
     weight = context.plan.weights[plan.weight]
@@ -113,15 +92,6 @@ def window_sum(context: Context, writer: IntegerWriter, node: Node, value: ir.Va
     """Write the sums of a sliding window over integers of up to 17 bits, in float64.
 
     The integers are added by bytes, so that float32 convolutions stay exact (windows of up to 2^15 elements).
-
-    Args:
-        context: the graph in the making.
-        writer: writes integer operations.
-        node: the pool.
-        value: its input.
-
-    Returns:
-        The sums.
     """
     b, name = writer.builder, node.name
     ones, attributes = fr.window_ones(context, node)
@@ -139,17 +109,7 @@ def window_sum(context: Context, writer: IntegerWriter, node: Node, value: ir.Va
 
 
 def needs_parts(plan: Accumulate, data: DType, weight: WeightTensor, channel_axis: int) -> bool:
-    """Return whether a single ConvInteger or MatMulInteger cannot make the sums.
-
-    Args:
-        plan: the numbers of the kernel.
-        data: the type of the input.
-        weight: the integer weights.
-        channel_axis: their axis of output channels.
-
-    Returns:
-        True where several products are needed.
-    """
+    """Return whether a single ConvInteger or MatMulInteger cannot make the sums."""
     if plan.limit is not None and plan.limit.width >= 32:
         return True
     if data.bits > 8 or weight.dtype.bits > 8 or plan.bound > DType.INT32.qmax:
@@ -161,17 +121,7 @@ def needs_parts(plan: Accumulate, data: DType, weight: WeightTensor, channel_axi
 
 
 def limited(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> ir.Value:
-    """Write what is left of exact sums (int32 or int64) in the accumulator's type, as int32 (int64 for a wider one).
-
-    Args:
-        writer: writes integer operations.
-        value: the sums.
-        limit: what the accumulator does with sums that it cannot hold.
-        name: what the nodes' names start with.
-
-    Returns:
-        The sums as the device has them.
-    """
+    """Write exact sums (int32 or int64) as the accumulator's type holds them, as int32 (int64 for a wider one)."""
     wide = limit.width > 32
     if limit.overflow is Overflow.WRAP and limit.width != limit.dtype.bits:
         return _wrapped(writer, value, limit, name)

@@ -21,16 +21,7 @@ Values = Sequence[ir.Value]
 
 
 def write_program(writer: IntegerWriter, program: Program, operands: Values) -> ir.Value:
-    """Write all steps of a program.
-
-    Args:
-        writer: writes integer operations.
-        program: the steps.
-        operands: q - z of each operand, int64.
-
-    Returns:
-        The last value, int64.
-    """
+    """Write all steps of a program on operands q - z, int64; return the last value, int64."""
     values = list(operands)
     for number, step in enumerate(program.steps):
         given = [values[i] for i in step.operands]

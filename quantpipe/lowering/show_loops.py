@@ -69,16 +69,7 @@ class ShownLoops:
 
 
 def show_loops(model: ir.Model, topology: Topology, plan: QuantPlan) -> ShownLoops:
-    """Let loops show what is inside of them, by outputs of the graph; the model is changed.
-
-    Args:
-        model: the realized model, a copy.
-        topology: what of it runs in integers.
-        plan: every number.
-
-    Returns:
-        What they show.
-    """
+    """Let loops of the realized model (a copy, changed in place) show their inner values as graph outputs."""
     loops = {node.name: node for node in model.graph if node.op_type == "Scan"}
     found = ShownLoops()
     for site in topology.loops:

@@ -24,15 +24,7 @@ OF_TABLES = " (rows)"
 
 
 def look_up(context: Context, node: Node) -> ir.Value:
-    """Write a node that looks rows up; returns the real numbers that it gives.
-
-    Args:
-        context: the graph in the making.
-        node: the node of the float graph, which reads a table and places.
-
-    Returns:
-        The real value of the node's output.
-    """
+    """Write a node that looks rows up; return the float values that it gives."""
     table = context.plan.tables[context.topology.table_of[node.name].tensor]
     places, found = context.real(node.inputs[1]), f"{node.outputs[0]}_rows"
     fused = table.layout is TableLayout.FUSED

@@ -30,8 +30,7 @@ Write = Callable[[str, NDArray[np.float32]], ir.Value]
 def parts_of(numbers: QuantPlan, plan: Accumulate, kernel: Kernel) -> list[slice]:
     """Return ranges of input channels whose sums float32 holds exactly, bias included (it is added to one part).
 
-    Raises:
-        HardwareError: where the sums of a single channel are too large.
+    Raises HardwareError where the sums of a single channel are too large.
     """
     data, worst = numbers.quantizers[kernel.operands[0].tensor], 0
     values = np.abs(numbers.weights[plan.weight].centred().astype(np.int64))
@@ -60,16 +59,8 @@ def accumulate(
 ) -> ir.Value:
     """Write Σ (q_x - z_x)·w of a transposed convolution, without bias.
 
-    Args:
-        context: the graph in the making.
-        node: the node of the float graph.
-        data: the centred input, float32.
-        weight: w, `[Cin, Cout / G, taps…]`.
-        parts: ranges of input channels whose sums float32 holds.
-        write: writes weights as an initializer or an input.
-
-    Returns:
-        The sums: float32 for one part, float64 for several.
+    `data` is the centred input, float32; `weight` is `[Cin, Cout / G, taps…]`. `parts` are ranges of input channels
+    whose sums float32 holds. The sums are float32 for one part, float64 for several.
     """
     b, output = context.builder, f"{node.outputs[0]}_product"
     attributes = {k: node.attr(k) for k in KEPT if k in node.attributes}

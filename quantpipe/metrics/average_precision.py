@@ -57,14 +57,9 @@ class Matches:
 
 
 def matched(objects: Detections, found: Detections) -> Matches:
-    """Return which detections are right: each, surest first, takes the nearest free object of its class.
+    """Return which of the `MOST` surest detections are right.
 
-    Args:
-        objects: what the picture holds.
-        found: what a model finds in it, surest first.
-
-    Returns:
-        The matches, of the `MOST` surest.
+    Each detection, surest first, takes the nearest free object of its class. `found` is sorted, surest first.
     """
     found = found.where(np.arange(min(MOST, len(found))))
     right = np.zeros((len(OVERLAPS), len(found)), dtype=np.bool_)
@@ -87,14 +82,7 @@ _ROUND_OFF = 1e-10
 
 
 def mean_average_precision(pictures: Sequence[Matches]) -> float | None:
-    """Return the mean over classes and overlaps of the average precision; None where there are no objects.
-
-    Args:
-        pictures: the matches of each.
-
-    Returns:
-        0 to 1.
-    """
+    """Return the mean average precision over classes and overlaps, 0 to 1; None without objects."""
     counts: dict[int, int] = {}
     for picture in pictures:
         for kind, count in picture.counts.items():

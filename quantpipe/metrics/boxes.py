@@ -52,41 +52,21 @@ IN_ORDER = 0.9
 
 
 def corners(boxes: Reals, layout: BoxLayout) -> Reals:
-    """Return left, top, right and bottom.
-
-    Args:
-        boxes: `[..., 4]`.
-        layout: what the four numbers are.
-
-    Returns:
-        `[..., 4]`.
-    """
+    """Return left, top, right and bottom, `[..., 4]`, of boxes `[..., 4]`."""
     return _CORNERS[layout](boxes)
 
 
 def layout_of(boxes: Reals) -> BoxLayout:
-    """Return what the numbers of many boxes seem to be: corners where they are in order, else centre and size.
+    """Return the likely layout of boxes `[n, 4]`: `xyxy` where corners are in order, else `cxcywh`.
 
-    Args:
-        boxes: `[n, 4]`, of as many places in a picture as there are.
-
-    Returns:
-        `xyxy` or `cxcywh`.
+    The boxes should come from as many places of a picture as possible.
     """
     ordered = np.all(boxes[:, 2:] >= boxes[:, :2], axis=1)
     return BoxLayout.XYXY if len(boxes) and float(np.mean(ordered)) >= IN_ORDER else BoxLayout.CXCYWH
 
 
 def overlaps(one: Reals, other: Reals) -> Reals:
-    """Return the IoU of each box with each other.
-
-    Args:
-        one: `[n, 4]`.
-        other: `[m, 4]`.
-
-    Returns:
-        `[n, m]`; 0 where both have no area.
-    """
+    """Return the IoU `[n, m]` of boxes `[n, 4]` with boxes `[m, 4]`; 0 where both have no area."""
     first = np.maximum(one[:, None, :2], other[None, :, :2])
     last = np.minimum(one[:, None, 2:], other[None, :, 2:])
     shared = np.prod(np.maximum(last - first, 0.0), axis=2)
@@ -96,18 +76,10 @@ def overlaps(one: Reals, other: Reals) -> Reals:
 
 
 def suppressed(boxes: Reals, scores: Reals, classes: NDArray[np.int64], iou: float) -> NDArray[np.int64]:
-    """Return which boxes stay where of those that overlap by more than `iou` in one class the surest does.
+    """Return the indices of the boxes that stay, by falling score: greedy non-maximum suppression.
 
-    This is the greedy non-maximum suppression of every detector. Equal scores: the first in order stays.
-
-    Args:
-        boxes: `[n, 4]`.
-        scores: `[n]`.
-        classes: `[n]`.
-        iou: the overlap above which two boxes are one object.
-
-    Returns:
-        Indices, by falling score.
+    Of boxes of one class that overlap by more than `iou`, the surest stays; of equal scores, the first in order. Boxes
+    are `[n, 4]`, scores and classes `[n]`.
     """
     order = np.argsort(-scores, kind="stable")
     close = (overlaps(boxes[order], boxes[order]) > iou) & (classes[order][:, None] == classes[order][None, :])

@@ -64,16 +64,10 @@ class DetectionOptions:
 
 
 def layout_by(options: DetectionOptions, graph: Graph, *, decides: bool) -> DetectionLayout | None:
-    """Return where a model's detections are; None where it is no detector, as far as its structure tells.
+    """Return where a model's outputs hold detections; None if its structure shows no detector.
 
-    Args:
-        options: what the user says.
-        graph: the clean model.
-        decides: the objective is about the detections, so they are looked for by shapes alone, too.
-
-    Raises:
-        ConfigError: for an output that the model does not have, or where the objective needs detections and nothing
-            tells where they are.
+    `decides`: the objective needs detections, so shapes alone may identify them too. Raises ConfigError for an output
+    that the model does not have, and where the objective needs detections but no layout is found.
     """
     if options.boxes == NONE and not decides:
         return None

@@ -51,8 +51,7 @@ class Slice:
     def of(self, row: Array) -> Reals:
         """Return the values of one sample, `[places, entries]`.
 
-        Args:
-            row: the output for the sample, of one or two axes and perhaps some of size 1.
+        `row` is the sample's output, with one or two axes and perhaps some of size 1.
         """
         row = row.reshape(places_and_values(row.shape))
         values = row if self.axis == 1 else row.T
@@ -99,11 +98,7 @@ class DetectionLayout:
         return tuple(dict.fromkeys(part.output for part in given if part is not None))
 
     def resolved(self, outputs: Mapping[str, Outputs]) -> DetectionLayout:
-        """Return the same with what was left to the float model's values.
-
-        Args:
-            outputs: the float model's, by name.
-        """
+        """Return the same layout with the parts filled in that depend on the float model's outputs."""
         boxes = np.concatenate([self.boxes.of(np.asarray(row)) for row in outputs[self.boxes.output]])
         boxes = boxes[np.all(np.isfinite(boxes), axis=1)]
         layout = self.layout or layout_of(boxes)
@@ -115,14 +110,7 @@ class DetectionLayout:
         return replace(self, layout=layout, logits=logits, relative=relative)
 
     def found(self, outputs: Mapping[str, Outputs]) -> tuple[Detections, ...]:
-        """Return what a model finds in each sample.
-
-        Args:
-            outputs: by name, `[N, ...]` or N arrays.
-
-        Returns:
-            N sets of detections, whose boxes are in the model's own units.
-        """
+        """Return the detections in each of N samples, with boxes in the model's own units."""
         rows = zip(*(outputs[name] for name in self.outputs), strict=True)
         return tuple(self._of_sample(dict(zip(self.outputs, row, strict=True))) for row in rows)
 
@@ -156,10 +144,5 @@ class DetectionLayout:
 
 
 def matches(objects: Sequence[Detections], found: Sequence[Detections]) -> tuple[Matches, ...]:
-    """Return which of a model's detections are objects, picture by picture.
-
-    Args:
-        objects: what counts as objects of each.
-        found: what the model finds there.
-    """
+    """Return which of a model's detections match objects, picture by picture."""
     return tuple(matched(own, theirs) for own, theirs in zip(objects, found, strict=True))

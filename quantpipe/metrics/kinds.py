@@ -43,19 +43,9 @@ def automatic(
 ) -> tuple[OutputLoss, ...]:
     """Return the losses of `objective=auto`.
 
-    Args:
-        graph: the model.
-        main: the output that metrics are about.
-        alone: compare `main` alone in place of every output with a row per sample.
-        labelled: whether there are labels.
-        states: outputs that a streaming model carries; they are not compared.
-        weights: output -> its weight, which takes precedence over the rest.
-
-    Returns:
-        The losses.
-
-    Raises:
-        ConfigError: for a name that is no output, or if none is left.
+    `alone`: compare `main` alone instead of every output with a row per sample. `states` are outputs that a streaming
+    model carries; they are not compared. `weights` (output -> weight) take precedence over the rest. Raises ConfigError
+    for a name that is no output, and if no output is left.
     """
     names = [o.name for o in graph.outputs]
     given = dict(weights)

@@ -27,17 +27,10 @@ ENOUGH_PAIRS, ENOUGH_SECONDS = 10, 0.5
 
 
 def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float) -> LatencyPart:
-    """Return the latency of both models: float_ms, realized_ms, ratio (realized / float), its lower quartile, runs.
+    """Return float_ms, realized_ms, ratio (realized / float), its lower quartile, and runs of both models.
 
-    Args:
-        float_model: the float model.
-        realized: the realized model.
-        feeds: one sample; all cores are used.
-        runs: most pairs of runs.
-        max_seconds: no pair begins after that, but never fewer than five are run.
-
-    Returns:
-        The figures by name.
+    `feeds` is one sample; all cores are used. At most `runs` pairs are run. No pair begins after `max_seconds`, but at
+    least five are run.
     """
     sessions = (Session(float_model, where="float model"), Session(realized, where="realized model"))
     return interleaved(sessions, feeds, runs, max_seconds, within=SETTLED)
@@ -46,17 +39,10 @@ def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, 
 def interleaved(
     sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float, *, within: float = 0.0
 ) -> LatencyPart:
-    """Return the latency of two models whose sessions exist.
+    """Return the latency of two models, whose sessions are (float, realized), on one sample.
 
-    Args:
-        sessions: (float, realized).
-        feeds: one sample.
-        runs: most pairs of runs.
-        max_seconds: no pair begins after that, but never fewer than five are run.
-        within: no pair begins once the median ratio is known this well, or is far from 1; 0: all are run.
-
-    Returns:
-        The figures by name.
+    At most `runs` pairs are run. No pair begins after `max_seconds`, but at least five are run. With `within` above 0,
+    the measurement ends once the median ratio is known this precisely, or is far from 1.
     """
     for session in sessions:
         for _ in range(WARM_UP):

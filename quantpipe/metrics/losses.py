@@ -57,15 +57,7 @@ class OutputLoss:
         return self.weight * UNITS[self.kind]
 
     def of(self, reference: Outputs, outputs: Outputs) -> float:
-        """Return the weighted loss; infinite where it is no number.
-
-        Args:
-            reference: the float model's output, `[N, ...]` or N arrays.
-            outputs: the other model's, alike.
-
-        Returns:
-            The loss.
-        """
+        """Return the weighted loss; infinite where it is no number."""
         pairs = [(part.of(reference), part.of(outputs)) for part in self.parts]
         cut = [(own, found) for own, found in pairs if own is not None and found is not None]
         if len(cut) < len(pairs) or not cut:
@@ -84,16 +76,7 @@ def only_kl(losses: Sequence[OutputLoss]) -> str | None:
 def joint_loss(
     losses: Sequence[OutputLoss], reference: Mapping[str, Outputs], outputs: Mapping[str, Outputs]
 ) -> tuple[float, dict[str, float]]:
-    """Return the greatest loss of several outputs, and each one's.
-
-    Args:
-        losses: the loss of each output.
-        reference: the float model's outputs by name.
-        outputs: the other model's by name.
-
-    Returns:
-        (the greatest, name -> loss).
-    """
+    """Return the maximum loss of several outputs, and the loss of each output by name."""
     each = {loss.output: loss.of(reference[loss.output], outputs[loss.output]) for loss in losses}
     return max(each.values(), default=0.0), each
 
@@ -101,14 +84,7 @@ def joint_loss(
 def squared_error(reference: Outputs, outputs: Outputs) -> float:
     """Return `relative_mse` over the elements that are finite in the float model (a mask may be minus infinity).
 
-    A sample of another shape than the float model's is lost (`fitted`).
-
-    Args:
-        reference: the float model's output, `[N, ...]` or N arrays.
-        outputs: the other model's, alike.
-
-    Returns:
-        The error as a share of the float output's variance.
+    A sample of another shape than the float model's counts as lost (`fitted`).
     """
     outputs = fitted(reference, outputs)
     if all_finite(reference):
@@ -124,15 +100,7 @@ def squared_error(reference: Outputs, outputs: Outputs) -> float:
 
 
 def differing(reference: Outputs, outputs: Outputs) -> float:
-    """Return the share of elements that are not equal; all of a sample's where its shape is another.
-
-    Args:
-        reference: the float model's output, `[N, ...]` or N arrays.
-        outputs: the other model's, alike.
-
-    Returns:
-        The share, 0 to 1.
-    """
+    """Return the share of unequal elements, 0 to 1; a sample of another shape counts in full."""
     if len(reference) != len(outputs):
         return 1.0  # nobody knows which rows are a sample's
     count = unequal = 0
@@ -143,15 +111,7 @@ def differing(reference: Outputs, outputs: Outputs) -> float:
 
 
 def divergence(reference: Outputs, outputs: Outputs) -> float:
-    """Return the KL divergence of class scores; a sample of another shape counts as evenly spread (`fitted`).
-
-    Args:
-        reference: the float model's class scores, `[N, classes]`.
-        outputs: the other model's, alike.
-
-    Returns:
-        The divergence in nats.
-    """
+    """Return the KL divergence of class scores in nats; a sample of another shape counts as uniform (`fitted`)."""
     return kl_divergence(reference, outputs)
 
 

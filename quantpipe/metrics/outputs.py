@@ -23,14 +23,7 @@ Array = NDArray[Any]
 
 
 def all_finite(outputs: Outputs) -> bool:
-    """Return whether no element is NaN or infinite.
-
-    Args:
-        outputs: `[N, ...]` or N arrays.
-
-    Returns:
-        True where all are finite.
-    """
+    """Return whether all elements are finite."""
     return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
 
 
@@ -38,12 +31,6 @@ def is_distribution(outputs: Outputs) -> bool:
     """Return whether the last axis holds probabilities already.
 
     It does where the model ends in a softmax, or in a sigmoid of one value.
-
-    Args:
-        outputs: `[N, ...]` or N arrays.
-
-    Returns:
-        True where the values are probabilities.
     """
     return all(_is_distribution(part) for part in _parts(outputs))
 
@@ -53,15 +40,10 @@ def _parts(outputs: Outputs) -> tuple[Array, ...]:
 
 
 def fitted(reference: Outputs, outputs: Outputs) -> Outputs:
-    """Return outputs in the shapes of the float model's; those themselves where they are alike.
+    """Return outputs in the shapes of the float model's outputs; unchanged where they match.
 
-    Args:
-        reference: the float model's output, `[N, ...]` or N arrays.
-        outputs: the other model's, `[N, ...]` or N arrays.
-
-    Returns:
-        As `reference` is; a sample of another shape holds the mean of the float output in each element, and so do all
-        where it cannot be told which rows are a sample's.
+    A sample of another shape gets the mean of the float output in each element. So do all samples where rows cannot be
+    assigned to samples.
     """
     if _alike(reference, outputs):
         return outputs
@@ -101,16 +83,10 @@ def _is_distribution(outputs: Array) -> bool:
 
 
 def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]:
-    """Return the natural log of class probabilities along the last axis, float64.
+    """Return the natural log of class probabilities along the last axis, float64 `[..., classes]`.
 
-    A single value is that of yes against no: a probability, or else a logit.
-
-    Args:
-        outputs: `[..., classes]`.
-        distribution: whether the outputs are probabilities; else they are logits.
-
-    Returns:
-        `[..., classes]`; two classes for a single value.
+    A single value is a binary class: a probability, or else a logit; the result has two classes. With `distribution`
+    the outputs are probabilities, else logits.
     """
     values = outputs.astype(np.float64)
     if values.ndim and values.shape[-1] == 1:
@@ -124,14 +100,7 @@ def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]
 def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
     """Return the mean over samples of KL(p_float || p) in nats.
 
-    It is 0 for equal outputs; infinite outputs count as infinitely far.
-
-    Args:
-        reference: the float model's class scores, `[N, ..., classes]` or N arrays.
-        outputs: the other model's, alike.
-
-    Returns:
-        The divergence in nats.
+    It is 0 for equal outputs; infinite outputs have an infinite divergence.
     """
     if not all_finite(outputs):
         return float("inf")
@@ -140,14 +109,9 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
 
 
 def kl_divergences(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
-    """Return what `kl_divergence` is the mean of, by sample: KL(p_float || p) in nats, the mean over a sample's rows.
+    """Return KL(p_float || p) in nats of each sample, `[N]`, averaged over a sample's rows.
 
-    Args:
-        reference: the float model's class scores, `[N, ..., classes]` or N arrays.
-        outputs: the other model's, alike.
-
-    Returns:
-        `[N]`; infinite where outputs are.
+    It is infinite where outputs are. `kl_divergence` is the mean of these.
     """
     if not all_finite(outputs):
         return np.full(len(reference), np.inf)
@@ -168,30 +132,14 @@ def _divergences(reference: Outputs, outputs: Outputs) -> list[NDArray[np.float6
 
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:
-    """Return the mean squared difference over the variance of the float output (1 would be predicting its mean).
-
-    Args:
-        reference: the float model's output, `[N, ...]` or N arrays.
-        outputs: the other model's, alike.
-
-    Returns:
-        The error as a share of the float output's variance.
-    """
+    """Return the mean squared difference over the variance of the float output (1: predicting its mean)."""
     r = _elements(reference)
     variance = float(np.var(r)) or 1.0
     return float(np.mean((_elements(fitted(reference, outputs)) - r) ** 2)) / variance
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
-    """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all).
-
-    Args:
-        reference: the float model's output r, `[N, ...]` or N arrays.
-        outputs: the other model's output y, alike.
-
-    Returns:
-        The ratio in dB, or None.
-    """
+    """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when outputs y equal the float model's r (no noise at all)."""
     r = _elements(reference)
     noise = float(np.sum((r - _elements(fitted(reference, outputs))) ** 2))
     signal = float(np.sum(r**2))
@@ -201,16 +149,9 @@ def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
 
 
 def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
-    """Return the mean over samples of the cosine between the two outputs.
+    """Return the mean over samples of the cosine between two outputs, -1 to 1; None if outputs are not finite.
 
-    Each sample's elements are one vector; the figure is the usual nearness of embeddings.
-
-    Args:
-        reference: the float model's output, `[N, ...]` or N arrays.
-        outputs: the other model's, alike.
-
-    Returns:
-        The mean, -1 to 1; None where outputs are not finite.
+    Each sample's elements are one vector; this is the usual similarity of embeddings.
     """
     if not (all_finite(reference) and all_finite(outputs)):
         return None
@@ -221,15 +162,7 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
 
 
 def cosines(reference: Array, outputs: Array) -> list[float]:
-    """Return the cosine between both outputs of each sample.
-
-    Args:
-        reference: `[n, ...]`.
-        outputs: `[n, ...]`.
-
-    Returns:
-        One number per sample: 1 where both are zero, 0 where one is.
-    """
+    """Return the cosine between two outputs `[n, ...]` of each sample: 1 where both are zero, 0 where one is."""
     r, o = (x.reshape(len(x) if x.ndim else 1, -1).astype(np.float64) for x in (reference, outputs))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         lengths = np.linalg.norm(r, axis=1), np.linalg.norm(o, axis=1)
@@ -240,14 +173,9 @@ def cosines(reference: Array, outputs: Array) -> list[float]:
 
 
 def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
-    """Return the share of samples whose greatest output is the label.
+    """Return the share of samples, 0 to 1, whose largest output is the label.
 
-    Args:
-        outputs: class scores, `[N, C]`.
-        labels: class per sample, `[N]`, or None.
-
-    Returns:
-        The share, 0 to 1; None without labels or for outputs that are not `[N, C]`.
+    None without labels, and for outputs other than `[N, C]`.
     """
     if labels is None or isinstance(outputs, tuple) or outputs.ndim != 2:
         return None
@@ -255,16 +183,7 @@ def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
 
 
 def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> ModelMetrics:
-    """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1).
-
-    Args:
-        reference: the float model's output, `[N, ...]` or N arrays.
-        outputs: the model's own, alike.
-        labels: class per sample, `[N]`, or None.
-
-    Returns:
-        The figures by name.
-    """
+    """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
     return {
         "top1": top1(outputs, labels),
         "kl": kl_divergence(reference, outputs),

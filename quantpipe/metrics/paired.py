@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 
 def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> tuple[int, int, float]:
-    """Return how many samples the first alone has right, and the second alone, and the p value of the exact test.
+    """Return how many samples only the first and only the second model has right, and McNemar's p value.
 
-    The test: of the samples on which the two differ, each is as likely to be right (McNemar 1947; exact, binomial).
-
-    Args:
-        first: Whether the first model has each sample right, `[N]`.
-        second: The second model, alike.
+    The exact binomial test assumes that, of samples on which the two differ, each model is as likely to be right
+    (McNemar 1947). Both arguments are `[N]`: whether the model has each sample right.
     """
     from scipy.stats import binomtest
 

@@ -14,16 +14,11 @@ from quantpipe.types import Outputs
 
 
 def per_sample(reference: Reference, found: Outputs) -> dict[str, NDArray[Any]]:
-    """Return what a model gives sample by sample, beside the float model.
+    """Return per-sample losses and classes of a model, compared with the float model.
 
-    Args:
-        reference: The float model's output that metrics are about, over N samples, and their labels.
-        found: The model's own.
-
-    Returns:
-        `loss` `[N]` float64: KL divergence in nats, or the squared error where the output is judged by that. Where the
-        output is `[N, C]` with several classes: `float_class`, `found_class` `[N]` int64. `label` `[N]` int64, where
-        there are labels.
+    `loss` `[N]` float64 is the KL divergence in nats, or the squared error for outputs that are judged by it.
+    `float_class` and `found_class`, `[N]` int64, exist for outputs `[N, C]` with several classes. `label` `[N]` int64
+    exists with labels.
     """
     found = fitted(reference.outputs, found)
     rows: dict[str, NDArray[Any]] = {"loss": _losses(reference, found)}

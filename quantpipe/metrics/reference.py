@@ -98,29 +98,17 @@ class Reference:
         return found if isinstance(found, Mapping) else {self.output: found}
 
     def rows(self, kept: NDArray[np.bool_]) -> Reference:
-        """Return the reference of some of the samples.
-
-        Args:
-            kept: which samples, `[N]` bool.
-
-        Returns:
-            The reference.
-        """
+        """Return the reference of the samples `kept`, `[N]` bool."""
         labels = None if self.labels is None else self.labels[kept]
         others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
         return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
 
 
 def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
-    """Return the outputs of some of the samples.
+    """Return the outputs of the samples `kept`, `[N]` bool.
 
-    Args:
-        outputs: `[N·rows, ...]` or N arrays. A sample has several rows where its first axis is another one, such as
-            the time of a recurrent net that runs on one sample at once.
-        kept: which samples, `[N]` bool.
-
-    Returns:
-        The outputs of these.
+    Outputs are `[N·rows, ...]` or N arrays. A sample has several rows if the first axis is another one, such as time in
+    a recurrent net that runs on one sample at once.
     """
     if isinstance(outputs, tuple):
         return tuple(compress(outputs, kept))
@@ -136,17 +124,10 @@ def outputs_of(
     *,
     names: Sequence[str] = (),
 ) -> Found:
-    """Return the outputs of these names over all samples.
+    """Return the outputs of these names (none: the first) over all samples; a mapping if there are several.
 
-    Args:
-        session: the model.
-        samples: what it runs on.
-        size: samples per batch.
-        extra: feeds that are the same for each batch.
-        names: the outputs; none: the first.
-
-    Returns:
-        `[N, ...]`, or N arrays where shapes differ; a mapping by name, where there are several.
+    Each is `[N, ...]`, or N arrays where shapes differ. `size` is samples per batch; `extra` feeds are the same for
+    each batch.
     """
     wanted = list(names) or [session.outputs[0]]
     found = list(run_batches(session, samples, size, wanted, extra=extra))
@@ -160,19 +141,9 @@ def reference_of(
     size: int,
     compared: Compared = Compared(),
 ) -> Reference:
-    """Run the float model, to compare others with it.
+    """Run the float model on the samples, `size` per batch, to compare others with it.
 
-    Args:
-        session: the model.
-        samples: the samples.
-        size: samples per batch.
-        compared: what is compared.
-
-    Returns:
-        The reference.
-
-    Raises:
-        DataError: when an output that needs finite numbers has others.
+    Raises DataError when an output that needs finite numbers has others.
     """
     names = compared.names(session.outputs)
     parts: list[Mapping[str, NDArray[Any]]] = []
@@ -190,21 +161,10 @@ def reference_of(
 def checked_reference(
     outputs: Mapping[str, Outputs], labels: NDArray[np.int64] | None, compared: Compared, *, samples: int
 ) -> Reference:
-    """Return the reference that the float model's outputs make; the first of them is that of the metrics.
+    """Return the reference from the float model's outputs; metrics are about the first of them.
 
-    Among real numbers that are compared by squared error alone, elements that are not finite are left out.
-
-    Args:
-        outputs: name -> `[N, ...]`, or N arrays.
-        labels: class per sample `[N]`, or None.
-        compared: what is compared.
-        samples: how many samples they are of.
-
-    Returns:
-        The reference.
-
-    Raises:
-        DataError: where an output has no rows per sample, or holds what is not finite.
+    Non-finite elements are left out of outputs that are compared by squared error alone. Raises DataError where an
+    output has no rows per sample, or holds non-finite values elsewhere.
     """
     main, *more = outputs
     exact = {main, *(loss.output for loss in compared.losses if loss.kind is LossKind.KL)}
@@ -232,18 +192,11 @@ def first_samples(reference: Reference, count: int, total: int) -> Reference:
 
 
 def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
-    """Return the metrics of a model's outputs.
+    """Return the metrics of a model's outputs (from `outputs_of`) by name.
 
-    They are kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number
-    than that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are
-    judged by squared error; `callable` where the user gave a function; `detections` where the objective is that.
-
-    Args:
-        reference: the float model's outputs.
-        outputs: the model's own, as `outputs_of` gives them.
-
-    Returns:
-        The metrics by name.
+    `kl`, `mse` and, with labels, `top1` are about the metrics' output. `loss` is added where it differs from that
+    output's KL, and `loss.NAME` of each output where there are several. `cosine` is added for outputs that are judged
+    by squared error, `callable` for a user's function, and `detections` for that objective.
     """
     main = reference.main(outputs)
     found = {"kl": kl_divergence(reference.outputs, main), "mse": relative_mse(reference.outputs, main)}
@@ -271,15 +224,7 @@ def _losses(reference: Reference, outputs: Found) -> dict[str, float]:
 
 
 def loss_of(reference: Reference, outputs: Found) -> float:
-    """Return what the reference's losses come to; KL of its one output where it has none.
-
-    Args:
-        reference: the float model's outputs.
-        outputs: the model's own, as `outputs_of` gives them.
-
-    Returns:
-        The loss.
-    """
+    """Return the joint loss of the reference's outputs, or the KL of its one output if it has no losses."""
     if not reference.losses:
         return kl_divergence(reference.outputs, reference.main(outputs))
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
@@ -296,16 +241,7 @@ def _has_kl_alone(reference: Reference) -> bool:
 
 
 def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
-    """Return the objective's value, for which no metric is computed but the one it needs.
-
-    Args:
-        metric: the metric of the objective.
-        reference: the float model's outputs.
-        outputs: the model's own, as `outputs_of` gives them.
-
-    Returns:
-        The value, greater is better.
-    """
+    """Return the objective's value (larger is better); only the metric that it needs is computed."""
     if metric == "auto":
         return -loss_of(reference, outputs)
     if metric == "callable":
@@ -333,14 +269,9 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
 
 
 def agreement_of(reference: Reference, outputs: Found) -> float:
-    """Return how well a model finds what the float model is sure of: the average precision of its detections.
+    """Return the average precision of a model's detections against the float model's sure ones, 0 to 1.
 
-    Args:
-        reference: the float model's outputs.
-        outputs: the model's own, as `outputs_of` gives them.
-
-    Returns:
-        0 to 1; NaN where the float model is sure of nothing.
+    It is NaN where the float model is sure of nothing.
     """
     if reference.detections is None:
         return float("nan")
@@ -349,17 +280,9 @@ def agreement_of(reference: Reference, outputs: Found) -> float:
 
 
 def user_value(reference: Reference, outputs: Found) -> float:
-    """Return the user's objective.
+    """Return the value of the user's objective (larger is better).
 
-    Args:
-        reference: the float model's outputs.
-        outputs: the model's own, as `outputs_of` gives them.
-
-    Returns:
-        The value, greater is better.
-
-    Raises:
-        ConfigError: when the function fails or gives no number (NaN is one: the worst).
+    Raises ConfigError when the function fails or returns no number. NaN is a number: the worst one.
     """
     if reference.value_of is None:
         raise ConfigError("is not set", stage="search", where="objective.target")

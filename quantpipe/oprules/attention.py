@@ -50,14 +50,10 @@ ROUTES: Mapping[str, Callable[[Node, Graph, Places, int], Places | None]] = {
 
 
 def through_heads(graph: Graph, tensor: str) -> tuple[str, ...]:
-    """Return the tensors from one whose channels lie last to where they lie last again, behind the heads.
+    """Return the tensors from one with channels last, through the heads, to where channels are last again.
 
-    Args:
-        graph: the graph, with the shapes of one real run.
-        tensor: the values, `[..., C]`.
-
-    Returns:
-        The tensors behind `tensor`, in order, each of them read by one node alone; none where no such way begins there.
+    `tensor` holds the values, `[..., C]`. The result lists the tensors after it in order, each of them with a single
+    reader; it is empty if no such way begins there. The graph has the shapes of one real run.
     """
     shape = graph.shapes[tensor]
     if not shape or shape[-1] < 2:

@@ -263,16 +263,7 @@ def _spares_last(node: Node, graph: Graph, rank: int) -> bool:
 
 
 def along(values: Array, rank: int, axis: int) -> Array:
-    """Return numbers per channel, shaped to broadcast along one axis of a tensor.
-
-    Args:
-        values: `[C]`.
-        rank: how many axes the tensor has.
-        axis: the axis of channels.
-
-    Returns:
-        The values, shaped to broadcast.
-    """
+    """Return numbers per channel, `[C]`, shaped to broadcast along one axis of a tensor of `rank` axes."""
     shape = [1] * rank
     shape[axis] = -1
     return np.asarray(values).reshape(shape)

@@ -43,16 +43,9 @@ class FunctionOf:
     ) -> tuple[NDArray[Any], int | None, int, int, bool]:
         """Return the fields of a `Lookup` that follow its node.
 
-        A code for which the function has no value (the root of a negative number) gets the entry of zero.
-
-        Args:
-            data: how the input is stored.
-            out: how the result is stored.
-            low: least entry.
-            high: greatest entry.
-
-        Returns:
-            The stored results `[rows, codes]`, the axis of the rows, `low`, `high`, and whether each code has a value.
+        They are the stored results `[rows, codes]`, the axis of the rows, `low`, `high` (the smallest and the largest
+        entry), and whether each code has a value. A code for which the function has no value (the root of a negative
+        number) gets the entry of zero.
         """
         codes = np.arange(data.dtype.qmin, data.dtype.qmax + 1, dtype=np.float32)
         real = self((codes - np.float32(data.zero_point)) * np.float32(data.scale))

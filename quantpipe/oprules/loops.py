@@ -42,12 +42,7 @@ def body_of(node: Node) -> ir.Graph | None:
 def products_of(node: Node, graph: Graph) -> LoopProducts | None:
     """Return the products of a loop by constants of the graph around it.
 
-    Args:
-        node: the loop.
-        graph: the graph that it stands in.
-
-    Returns:
-        Its products; None where it has none, where they read several states, or where no output shows the state.
+    None if it has no such product, if they read several states, or if no output shows the state.
     """
     body = body_of(node)
     if body is None:

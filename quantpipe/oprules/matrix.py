@@ -142,17 +142,9 @@ class ConvForm:
     """Convolutions of any group count: the row of an output position holds the input patch under the kernel."""
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
-        """Return `count` sampled output positions, with the input patch of each (all where there are fewer).
+        """Return `count` sampled output positions, with the input patch of each (all if there are fewer).
 
-        Args:
-            node: the convolution.
-            graph: the graph that it is in.
-            shape: the input's shape `[N, C, *map]`.
-            count: how many positions to take.
-            rng: the source of chance.
-
-        Returns:
-            Where the patches and their results lie.
+        `shape` is the input's shape, `[N, C, *map]`.
         """
         window = _Window.of(node, graph)
         begin, out = window.placement(node, shape[2:])
@@ -180,17 +172,9 @@ class TransposedForm:
     """
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
-        """Return `count` sampled output positions, with the inputs that reach each (all where there are fewer).
+        """Return `count` sampled output positions, with the inputs that reach each (all if there are fewer).
 
-        Args:
-            node: the transposed convolution.
-            graph: the graph that it is in.
-            shape: the input's shape `[N, C, *map]`.
-            count: how many positions to take.
-            rng: the source of chance.
-
-        Returns:
-            Where the inputs and their results lie.
+        `shape` is the input's shape, `[N, C, *map]`.
         """
         window = _Window.of(node, graph)
         begin, out = window.transposed_placement(node, shape[2:])
@@ -218,17 +202,9 @@ class DenseForm:
     """Gemm and MatMul by a constant matrix: every leading axis counts rows."""
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
-        """Return `count` sampled vectors along the last axis (all where there are fewer).
+        """Return `count` sampled vectors along the last axis (all if there are fewer).
 
-        Args:
-            node: the matrix product.
-            graph: the graph that it is in.
-            shape: the input's shape `[..., K]`.
-            count: how many vectors to take.
-            rng: the source of chance.
-
-        Returns:
-            Where the vectors lie.
+        `shape` is the input's shape, `[..., K]`.
         """
         total = int(np.prod(shape[:-1]))
         return VectorRows(np.sort(rng.choice(total, size=min(count, total), replace=False)))

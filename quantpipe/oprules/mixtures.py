@@ -22,16 +22,9 @@ TURNING = frozenset({"Transpose"})
 
 
 def tied(node: Node, graph: Graph, tensor: str, axis: int) -> Ends | None:
-    """Return all tensors of a node whose channels must be mixed like those of one of them.
+    """Return all tensors of a node whose channels must be mixed like the channels of one of them, with their axes.
 
-    Args:
-        node: the node, which reads or makes `tensor`.
-        graph: the graph that it is in.
-        tensor: the tensor.
-        axis: the axis of its channels, from 0 on.
-
-    Returns:
-        The tensors with their axes; None where the node does not do the same to mixtures of channels.
+    None if the node does not treat mixtures of channels alike.
     """
     rule, result = rule_of(node), node.outputs[0]
     if not result:  # left out, as an LSTM's sequence is where its last state alone is read

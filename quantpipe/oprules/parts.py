@@ -33,14 +33,7 @@ class Part:
     size: int
 
     def of(self, outputs: Outputs) -> Outputs | None:
-        """Return the part of an output over several samples; None where a sample has another size there.
-
-        Args:
-            outputs: `[N, ...]`, or N arrays.
-
-        Returns:
-            The part, alike.
-        """
+        """Return the part of an output over several samples; None if some sample has another size there."""
         if isinstance(outputs, tuple):
             rows = [self._cut(row, self.axis - 1) for row in outputs]
             return None if any(row is None for row in rows) else tuple(row for row in rows if row is not None)

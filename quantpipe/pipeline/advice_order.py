@@ -16,15 +16,11 @@ WORTH = 0.02
 
 
 def ordered(rows: Sequence[AdviceRow], allowed: Callable[[AdviceRow], bool] | None = None) -> list[AdviceRow]:
-    """Return the best first, with what is advised marked so.
+    """Return the advice rows, the best first, with advised ones marked.
 
-    What mends half of the loss in one place comes before what changes the whole run: there is the fault. The rest comes
-    by its gain; of those that gain alike, what is about the worst culprit, and costs least. A run that meets its
-    objective has nothing to mend: what lowers its cost within that comes first then.
-
-    Args:
-        rows: In the order of the culprits, changes of the whole run last.
-        allowed: Whether a change keeps the objective, for a run that meets it; None: it misses it.
+    A change that removes half of the loss in one place precedes changes of the whole run, because it points at the
+    fault. The rest is ordered by gain; then by the rank of the culprit, then by cost. For a run that meets its
+    objective (`allowed` is given), changes that lower the cost within the objective come first.
     """
     for row in rows:
         row["advised"] = row["gain"] >= WORTH or _saves(row, allowed)

@@ -88,14 +88,7 @@ class Evaluated:
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
     """Return the whole report as plain data.
 
-    Args:
-        job: The run, with the topology of the strategy that was found.
-        found: The strategy, and how it was found.
-        evaluated: What is known of the integer model.
-        profile: The statistics behind the strategy, where this run has them.
-
-    Returns:
-        The report.
+    `job` has the topology of the found strategy. `profile` has the statistics of the strategy, if this run has them.
     """
     settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
     anew = graph.as_given is not None
@@ -263,17 +256,10 @@ def shortfall(
     doubtful: bool = False,
     losses: Sequence[OutputLoss] = (),
 ) -> str | None:
-    """Return by how much the best candidate misses the objective, and which key decides that; None when it does not.
+    """Return by how much the best candidate misses the objective, and the key that decides; None if it meets it.
 
-    Args:
-        objective: the objective.
-        best: the score of the best candidate.
-        samples: what the score was measured on, in words.
-        doubtful: the samples themselves are in doubt, so no other tolerance is advised.
-        losses: by which outputs candidates are judged, where the metric is auto.
-
-    Returns:
-        The sentence, or None.
+    `samples` describes the samples of the score. `doubtful`: the samples themselves are in doubt, so no other tolerance
+    is advised. `losses` are used where the metric is auto.
     """
     if objective.feasible(best):
         return None

@@ -30,20 +30,9 @@ def is_foreign(payload: Mapping[str, Any], spec: HardwareSpec, schema: Schema) -
 def carried(
     payload: Mapping[str, Any], where: str, spec: HardwareSpec, *, schema: Schema, variants: Topologies
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the file's content for another device, and what did not fit, in sentences.
+    """Return a strategy file's content for another device, and a sentence for each number that changed.
 
-    Args:
-        payload: the content of a strategy file.
-        where: the place, as errors name it.
-        spec: the device that it is wanted for.
-        schema: its schema.
-        variants: the topologies of the model on it.
-
-    Returns:
-        The content, and one sentence for each number that is another one.
-
-    Raises:
-        ArtifactError: where the device stores tensors of which the file says nothing.
+    Raises ArtifactError where the device stores tensors that the file does not contain.
     """
     found, notes = payload["strategy"], list[str]()
     structure = dict(found.get("structure") or {})

@@ -68,10 +68,9 @@ class Found:
 
 
 def found_in(folder: Path, where: str) -> Found:
-    """Return a run as its folder tells it; one that is not finished says so in `problem`.
+    """Return a run from its folder; the `problem` of an unfinished run states that.
 
-    Raises:
-        ArtifactError: The folder is none of a run.
+    Raises ArtifactError for a folder that holds no run.
     """
     files = RunFolder(folder)
     if not (files.config.is_file() or (folder / ".hydra").is_dir()):

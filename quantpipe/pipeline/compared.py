@@ -20,25 +20,13 @@ _FORCED = {Metric.KL: LossKind.KL, Metric.ACCURACY: LossKind.KL, Metric.MSE: Los
 def compared_by(
     settings: Settings, graph: Graph, output: str, *, labelled: bool, states: Iterable[str] = ()
 ) -> Compared:
-    """Return what of the model is compared, and by which losses.
+    """Return the compared outputs of the model, and their losses.
 
-    A metric of one output has the loss of that kind; `auto` the losses of all outputs, unless the user has named the
-    one that counts; a function of the user's, by which recovery does not go, those of the outputs that it gets. Of a
-    detector what it finds is compared, too.
+    A metric of one output has the loss of that kind. `auto` has the losses of all outputs, unless the user has named
+    one. A user's function has the losses of its outputs; recovery does not use the function itself. A detector's
+    detections are compared too; `states` are outputs that a streaming model carries.
 
-    Args:
-        settings: the settings of the run.
-        graph: the clean model.
-        output: the output that metrics are about.
-        labelled: whether there are labels.
-        states: outputs that a streaming model carries.
-
-    Returns:
-        What is compared.
-
-    Raises:
-        ConfigError: naming an output that the model does not have, or where the objective needs detections and nothing
-            tells where they are.
+    Raises ConfigError that names an unknown output, and where the objective needs detections but no layout is found.
     """
     decides = Metric(settings.objective["metric"]) is Metric.DETECTIONS
     detections = layout_by(settings.detections, graph, decides=decides)

@@ -53,15 +53,9 @@ class Opened:
 
 
 def opened(settings: Settings, console: Console, stage: str) -> Opened:
-    """Return the finished run of some settings.
+    """Return the finished run of some settings; `stage` names it in errors.
 
-    Args:
-        settings: The run's own settings.
-        console: Where progress is told.
-        stage: What errors name.
-
-    Raises:
-        ArtifactError: The folder holds no finished run, or a damaged one.
+    Raises ArtifactError where the folder holds no finished run, or a damaged one.
     """
     console.stage("model", str(settings.model))
     job = RunContext.of(settings, load(settings), console)
@@ -74,13 +68,7 @@ def opened(settings: Settings, console: Console, stage: str) -> Opened:
 
 
 def export_vectors(settings: Settings, console: Console, options: VectorSettings) -> dict[str, Any]:
-    """Write golden vectors of a finished run into its folder, and return what kit.json says.
-
-    Args:
-        settings: The run's own settings.
-        console: Where progress is told.
-        options: How many samples, and whether with probes.
-    """
+    """Write golden vectors of a finished run into its folder, and return the content of kit.json."""
     run = opened(settings, console, EXPORT)
     with run.job.files.lock():
         whole = stages.whole_batches(run.job.graph, options.samples)
@@ -171,13 +159,8 @@ def _values(rendered: Rendered) -> dict[str, str]:
 def compare_with_dump(settings: Settings, console: Console, dump: Path) -> DumpReport:
     """Return how a dump differs from the plan of a finished run.
 
-    Args:
-        settings: The run's own settings.
-        console: Where progress is told.
-        dump: The dump: of the network, or a folder with those of several sets.
-
-    Raises:
-        ArtifactError: No vectors were exported, or the dump is none of them.
+    `dump` is a dump of the network, or a folder with dumps of several sets. Raises ArtifactError where no vectors were
+    exported, or the dump fits none of them.
     """
     run = opened(settings, console, "compare")
     sets = [compare_dump(*one, read_dump(dump, one[0])) for one in dumped(run, dump)]
@@ -192,14 +175,10 @@ def compare_with_dump(settings: Settings, console: Console, dump: Path) -> DumpR
 
 
 def dumped(run: Opened, dump: Path) -> Iterator[tuple[VectorSet, Described]]:
-    """Yield every set that a dump is of, with its network.
+    """Yield every set that a dump covers, with its network.
 
-    Args:
-        run: The run.
-        dump: The dump; where it has no folders of sets, it is one of the network.
-
-    Raises:
-        ArtifactError: No vectors were exported, or those of another strategy.
+    A dump without folders of sets is a dump of the network. Raises ArtifactError where no vectors were exported, or
+    vectors of another strategy.
     """
     kit = read_kit(run)
     names = [str(one["name"]) for one in kit["sets"]]
@@ -220,8 +199,7 @@ def dumped(run: Opened, dump: Path) -> Iterator[tuple[VectorSet, Described]]:
 def read_kit(run: Opened) -> Mapping[str, Any]:
     """Return kit.json of a run's vectors.
 
-    Raises:
-        ArtifactError: There is none, or it is one of another strategy.
+    Raises ArtifactError where the file is missing, or belongs to another strategy.
     """
     path = run.folder / KIT
     if not path.is_file():

@@ -116,11 +116,10 @@ class RunContext:
     ) -> RunContext:
         """Return the same job with further choices.
 
-        Args:
-            floats: Nodes (of `variants.may_float` and `may_host`) that may be left in float.
-            wholes: Keys of scale groups whose range may be everything that calibration saw.
-            raised: Scale groups and weights, by key and name, that may have the most bits that the device has.
-            decided: The choices have that one option; else the default, integer and estimated, stands before it.
+        `floats` are nodes (of `variants.may_float` and `may_host`) that may stay in float. `wholes` are keys of scale
+        groups whose range may cover everything that calibration saw. `raised` are scale groups and weights that may
+        have the device's highest bits. With `decided` each choice has that one option; else the default, integer and
+        estimated, precedes it.
         """
         settings = self.settings
         variants, nodes, groups = self.variants, frozenset(floats), frozenset(wholes)
@@ -239,15 +238,10 @@ class RunContext:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
     def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
-        """Return what the report is made from.
+        """Return the origin of the report.
 
-        Args:
-            strategy: the digest of the strategy.
-            recovery: its record, which the report shows, also where no step was kept.
-            model_file: the digest of the realized model as it lies in the folder.
-
-        Returns:
-            The origin.
+        `strategy` and `model_file` are digests of the strategy and of the realized model in the folder. `recovery` is
+        its record, which the report shows also where no step was kept.
         """
         made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest, "model_file": model_file}
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}

@@ -45,17 +45,10 @@ def diagnose(
     *,
     shipped: Callable[[], Shipped],
 ) -> DiagnosisPart | None:
-    """Return what is wrong with a result; None where it loses no more than it may, or nobody wants to know.
+    """Return the diagnosis of a result; None where it loses no more than allowed, or diagnosis is off.
 
-    Args:
-        job: The run, on the network as it was given.
-        found: What it decided.
-        profile: The statistics behind that; None for a replay, for which nothing is changed.
-        report: What evaluation found.
-        shipped: Options of the configuration that are tried for the whole run.
-
-    Returns:
-        The part of the report.
+    `job` is the run on the network as it was given. A replay has no profile, and nothing is changed for it. `shipped`
+    are options of the configuration that are tried for the whole run.
     """
     why = list(reasons(report, found, job.settings.evaluate))
     if not why or job.settings.evaluate.explain == "none":

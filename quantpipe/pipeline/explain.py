@@ -23,16 +23,10 @@ STAGE = "explain"
 
 
 def explain(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
-    """Return what is wrong with the run in `settings.folder`, and write it there.
+    """Explain the losses of the run in `settings.folder`, write the result there, and return it.
 
-    Args:
-        settings: The run's own settings.
-        console: Where progress is told.
-        shipped: Options of the configuration that are tried for the whole run.
-        options: How closely is looked.
-
-    Raises:
-        ArtifactError: The folder holds no finished run, one of other samples or another model, or a damaged one.
+    `shipped` are options of the configuration that are tried for the whole run. Raises ArtifactError where the folder
+    holds no finished run, a damaged run, or one of other samples or another model.
     """
     console.stage("model", str(settings.model))
     job = RunContext.of(settings, load(settings), console)
@@ -45,18 +39,10 @@ def explain(settings: Settings, console: Console, shipped: Shipped, options: Exp
 
 
 def explain_strategy(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
-    """Return what is wrong with the strategy in the file `settings.strategy`, and write it into `settings.folder`.
+    """Explain the losses of a strategy file, write the result into `settings.folder`, and return it.
 
-    Model, samples and device are those of the settings; statistics are measured anew.
-
-    Args:
-        settings: Of the run that would replay it.
-        console: Where progress is told.
-        shipped: Options of the configuration that are tried for the whole run.
-        options: How closely is looked.
-
-    Raises:
-        ArtifactError: The file holds no strategy, or one of another model.
+    The file is `settings.strategy`. Model, samples and device are those of the settings, as for a replay; statistics
+    are measured again. Raises ArtifactError where the file holds no strategy, or one of another model.
     """
     console.stage("model", str(settings.model))
     replaying = RunContext.of(replace(settings, command="replay"), load(settings), console)
@@ -73,17 +59,9 @@ def explain_strategy(settings: Settings, console: Console, shipped: Shipped, opt
 def explained(
     job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: Shipped, options: ExplainSettings
 ) -> ExplainReport:
-    """Return what is wrong with a decision.
+    """Return the content of explain.json for a decision.
 
-    Args:
-        job: The run that it belongs to.
-        found: The decision.
-        profile: The statistics behind it, where known.
-        shipped: Options of the configuration that are tried for the whole run.
-        options: How closely is looked.
-
-    Returns:
-        What explain.json holds.
+    `shipped` are options of the configuration that are tried for the whole run.
     """
     began = time.perf_counter()
     few = First(job.inputs.search, whole_batches(job.graph, options.samples))

@@ -47,16 +47,9 @@ class _Read:
 
 
 def explain_file(settings: Settings, file: Path, console: Console, options: ExplainSettings) -> ExplainReport:
-    """Return what is wrong with a quantized file.
+    """Return the losses of a quantized file; the settings have the float model and its samples.
 
-    Args:
-        settings: Of the float model and its samples.
-        file: The quantized file.
-        console: Where progress is told.
-        options: How closely is looked.
-
-    Raises:
-        ModelError: The file holds no integers, or is of another float model.
+    Raises ModelError where the file holds no integers, or is of another float model.
     """
     console.stage("model", f"{file} beside {settings.model}")
     read = _read(settings, file)

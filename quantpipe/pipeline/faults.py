@@ -30,13 +30,10 @@ def name_faults(
     raised: Sequence[RaisedRow] = (),
     findings: Sequence[Finding] = (),
 ) -> None:
-    """Enter into each row what is wrong there, in words; rows of which the numbers tell no more stay without.
+    """Add to each row a description of its fault, in place; rows without a clear fault get none.
 
-    Args:
-        causes: The rows, which are changed.
-        statistics: What calibration saw of tensors, as far as it is known.
-        raised: Weights whose scales were raised for their biases.
-        findings: What the ranges of operands say.
+    `statistics` are the calibration statistics of tensors, if known. `raised` are weights whose scales were raised for
+    their biases; `findings` are about the ranges of operands.
     """
     by_bias = {row["node"]: row for row in raised if row["factor"] >= RAISED}
     told = {finding.tensor: finding.note for finding in reversed(findings)}

@@ -58,16 +58,9 @@ def figures_of(
     samples: Samples,
     way: Way,
 ) -> Figures:
-    """Return what the figures of a run are drawn from.
+    """Return the data of a run's figures.
 
-    Args:
-        graph: The clean model.
-        topology: What of it runs in integers.
-        plan: Every number of the integer model.
-        evaluation: The measured numbers.
-        profile: The statistics behind the ranges, where this run has them.
-        samples: What was evaluated on.
-        way: How the run came there.
+    `profile` has the statistics of the ranges, if this run has them.
     """
     rows = evaluation.per_sample
     both = {"float_class", "found_class"} <= rows.keys()
@@ -83,14 +76,9 @@ def figures_of(
 
 
 def shares_of(cycles: Mapping[str, float], topology: Topology, graph: Graph) -> dict[str, float]:
-    """Return the share of all cycles that it takes to make a tensor of the one before it, by stored tensor.
+    """Return each stored tensor's share of all cycles since the stored tensor before it.
 
-    A result that is handed on as accumulator counts for the tensor that is stored behind it.
-
-    Args:
-        cycles: By name of the node.
-        topology: What runs in integers.
-        graph: The clean model.
+    `cycles` is by name of the node. A result that stays an accumulator counts for the stored tensor after it.
     """
     whole = sum(cycles.values())
     found: dict[str, float] = {}

@@ -89,20 +89,11 @@ def evaluate(
     *,
     diagnose: Callable[[RunReport], DiagnosisPart | None],
 ) -> RunReport:
-    """Evaluate what was realized, and return the report.
+    """Evaluate the realized model, and return the report.
 
-    Args:
-        made: the realized model with its run.
-        found: the decision that it was made from.
-        profile: the statistics behind it, where known.
-        seen: the float model on the search samples, where the search has run it.
-        diagnose: what is wrong with a result, from its report; None where nothing is.
-
-    Returns:
-        The report.
-
-    Raises:
-        AgreementError: when integers differ and `verify=fail`.
+    `profile` has the statistics of the decision, if known; `seen` is the float model on the search samples, if the
+    search has run it. `diagnose` makes the diagnosis from the report, or None. Raises AgreementError when integers
+    differ and `verify=fail`.
     """
     job = made.job
     if found.overrides.channels or found.overrides.rotations:

@@ -67,18 +67,10 @@ class Forms:
 
 
 def write_forms(job: RunContext, plan: QuantPlan, strategy: str) -> Forms:
-    """Return the plan in every form that the run asks for.
+    """Return the plan in every form that the run asks for; nothing is written to the folder yet.
 
-    Args:
-        job: The run, with the topology of the strategy and the network of recovery.
-        plan: Every number of the integer model.
-        strategy: Digest of the strategy's numbers.
-
-    Returns:
-        The forms; nothing is written to the folder yet.
-
-    Raises:
-        HardwareError: For a plan that a form cannot hold.
+    `job` has the topology of the strategy and the network of recovery; `strategy` is the digest of the strategy's
+    numbers. Raises HardwareError for a plan that a form cannot hold.
     """
     settings, made = job.settings, provenance(job, strategy)
     backend, others = settings.backend, settings.forms

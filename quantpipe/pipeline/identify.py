@@ -18,15 +18,9 @@ STAGE = "identify"
 
 
 def identify_device(settings: Settings, console: Console, dump: Path) -> IdentifyReport:
-    """Return what dumps of a run's probes say of the device.
+    """Identify the device from the dumps of a run's probes.
 
-    Args:
-        settings: The run's own settings.
-        console: Where progress is told.
-        dump: A folder with the dumps of some probes.
-
-    Raises:
-        ArtifactError: No vectors were exported, or the folder has no dump of a probe.
+    Raises ArtifactError where no vectors were exported, or the folder has no dump of a probe.
     """
     run = opened(settings, console, STAGE)
     read_kit(run)

@@ -149,10 +149,9 @@ def _first_batch(samples: Samples, size: int | None) -> Mapping[str, Any]:
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:
-    """Return the name of the output that metrics are about: the one that is wanted, else the first.
+    """Return the name of the metrics' output: the wanted one, else the first.
 
-    Raises:
-        ConfigError: for a name that the model does not have.
+    Raises ConfigError for a name that the model does not have.
     """
     names = [o.name for o in graph.outputs]
     if wanted is None:

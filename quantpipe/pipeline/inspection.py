@@ -64,17 +64,10 @@ class Inspection:
 def inspect(
     job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: Shipped, closeness: Closeness
 ) -> Inspection:
-    """Return what a strategy loses, where, and what changes of the configuration give, the best first.
+    """Return a strategy's losses by place, and changes of the configuration with their gains, the best first.
 
-    Args:
-        job: The run.
-        found: What it decided.
-        profile: The statistics behind that, where known.
-        shipped: Options of the configuration that are tried for the whole run.
-        closeness: How closely is looked.
-
-    Returns:
-        What was found.
+    `profile` has the statistics of the decision, if known. `shipped` are options of the configuration that are tried
+    for the whole run.
     """
     settled = job.with_topology_of(found.strategy)
     spec, schema = job.settings.spec, job.settings.schema

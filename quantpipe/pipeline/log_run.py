@@ -50,11 +50,8 @@ def start_tracking(settings: Settings, inputs: Inputs) -> None:
 def open_record(settings: Settings, choices: Mapping[str, str], model: str, data: Mapping[str, Any]) -> None:
     """Open the record of a run.
 
-    Args:
-        settings: The run, and where it is filed.
-        choices: The option of each group.
-        model: The beginning of the model's hash.
-        data: Which samples serve which split.
+    `choices` are the options of the groups, `model` is the beginning of the model's hash, and `data` describes the
+    samples of each split.
     """
     tags = {
         FOLDER: str(settings.folder),
@@ -78,12 +75,7 @@ def file_report(
 ) -> None:
     """File bits as parameters, the run folder as artifacts, the model with its signature, numbers as its metrics.
 
-    Args:
-        tracker: where the run is filed.
-        report: the whole report.
-        folder: the run folder.
-        model: the realized model's file.
-        example: one sample of the model's inputs.
+    `example` is one sample of the model's inputs.
     """
     tracker.log_params(_bits(report))
     tracker.log_artifacts(folder)

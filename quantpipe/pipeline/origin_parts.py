@@ -34,15 +34,10 @@ _LATER: Mapping[str, Any] = MappingProxyType(
 
 
 def part(settings: Settings, key: str) -> Any:
-    """Return a part of a run's settings as plain data, by the words of the configuration.
+    """Return a part of a run's settings as plain JSON data, by the words of the configuration.
 
-    Args:
-        settings: The run.
-        key: A key of `PARTS`, or a field of the settings.
-
-    Returns:
-        A JSON value. Where an object cannot be told as one (it is no dataclass of plain fields, or one of them is a
-        function), what the configuration says of that part.
+    `key` is a key of `PARTS`, or a field of the settings. For an object without a JSON value (no dataclass of plain
+    fields, or with a function), the configuration's own text of that part is returned.
     """
     if key not in settings.told:
         try:
@@ -115,10 +110,9 @@ def _told(value: Any) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """An object that the configuration chose the class of: the name of it, and its fields.
+    """Return an object whose class the configuration chose, as its name and its fields.
 
-    Raises:
-        TypeError: For one that is no dataclass.
+    Raises TypeError for anything but a dataclass.
     """
     if not dataclasses.is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is no dataclass")

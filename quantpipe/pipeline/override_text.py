@@ -45,9 +45,7 @@ def _key(name: str) -> str:
 def patterns(names: Sequence[str], universe: Collection[str]) -> list[str]:
     """Return glob patterns that match these of all names and no others: blocks that differ in a number share one.
 
-    Args:
-        names: What is to be matched.
-        universe: Every name there is.
+    `universe` is the list of all names.
     """
     alike: dict[str, list[str]] = {}
     for name in names:

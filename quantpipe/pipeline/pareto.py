@@ -41,14 +41,7 @@ def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple
 
 
 def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, table: ThresholdTable) -> None:
-    """Write search/pareto.json, one strategy per point in search/front, and the one that was taken.
-
-    Args:
-        job: the run.
-        front: the trials of the front.
-        found: the decision that was taken.
-        table: the estimated ranges.
-    """
+    """Write search/pareto.json, one strategy per point in search/front, and the chosen one."""
     rows, points, report = [], {}, found.report
     for trial in front:
         assignment = job.space.decode(trial.point)

@@ -106,10 +106,9 @@ def applied(job: RunContext, record: PrecisionRecord | None) -> RunContext:
 
 
 def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
-    """Measure the job as it is, and decide what stays in float and which ranges hold everything; write that down.
+    """Measure the job as it is, decide which nodes stay in float and which ranges are full, and record that.
 
-    Raises:
-        Interrupted: After Ctrl-C; what was measured is kept, and the next run goes on from there.
+    Raises Interrupted after Ctrl-C; measurements are kept, and the next run continues from there.
     """
     reason = why_not(job)
     if reason is not None:

@@ -15,12 +15,10 @@ from quantpipe.types.choice_key import ChoiceKind, choice_key, read_key
 
 
 def why(loss: float, certain: Sequence[Finding], refused: str | None) -> str:
-    """Return why there is something to decide.
+    """Return why a decision is needed.
 
-    Args:
-        loss: Of the start, in nats.
-        certain: Operands whose ranges say nothing.
-        refused: Why the device cannot express the start; None where it can.
+    `loss` is the loss of the start, in nats; `certain` are operands without a reliable range. `refused` is why the
+    device cannot express the start; None if it can.
     """
     if refused is not None:
         return f"in integers wherever the device has them, it cannot express the model: {refused}"
@@ -45,11 +43,7 @@ def record_of(
 ) -> PrecisionRecord:
     """Return the record of the decisions, as precision.json holds it.
 
-    Args:
-        job: The job with all that could be decided.
-        selection: What was decided, and what was tried for that.
-        said: What ranges say.
-        measured: How many evaluations, and seconds, it took.
+    `job` has everything that could be decided. `measured` has the evaluations and seconds.
     """
     first, last = selection.tried[0], selection.taken
     tail = selection.tail if selection.tail <= selection.moved else frozenset()

@@ -16,11 +16,7 @@ from quantpipe.types import Profile
 
 
 def digest_of_profile(path: Path) -> str:
-    """Return the digest of the file as it is.
-
-    Raises:
-        ArtifactError: when it cannot be read.
-    """
+    """Return the digest of the file as it is; ArtifactError when it cannot be read."""
     try:
         return digest_file(path)
     except OSError as error:

@@ -21,18 +21,10 @@ from quantpipe.types import Profile
 def recover(
     job: RunContext, found: SearchDecision, profile: Profile | None, files: RunFolder | None = None
 ) -> SearchDecision:
-    """Return what was found, with the overrides of the recovery steps that helped.
+    """Return the decision with the overrides of the recovery steps that helped.
 
-    Without steps, the overrides are those that the search gave its candidates.
-
-    Args:
-        job: the run.
-        found: the decision of the search.
-        profile: the statistics behind the strategy, if this run has them.
-        files: where recovered weights are kept, if not in the run's own place.
-
-    Returns:
-        The decision.
+    Without steps, the overrides are those that the search gave its candidates. `profile` has the statistics of the
+    strategy, if this run has them. `files` keeps recovered weights (None: the run's own folder).
     """
     job, settings, options = job.with_topology_of(found.strategy), job.settings, job.settings.recover
     files = files or job.files

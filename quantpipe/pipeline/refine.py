@@ -26,16 +26,7 @@ from quantpipe.types import (
 def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: Profile) -> SearchDecision:
     """Return the best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
 
-    Each one's recovery stands in a folder of its own, so that an interrupted run goes on with the next one.
-
-    Args:
-        job: the run.
-        found: the decision of the search.
-        aim: what the search started from.
-        profile: the statistics of calibration.
-
-    Returns:
-        The decision.
+    Each finalist's recovery has a folder of its own, so that an interrupted run continues with the next one.
     """
     settings, objective = job.settings, aim.judging
     table = job.thresholds(profile)

@@ -40,25 +40,19 @@ def stored_strategy(job: RunContext) -> SearchDecision:
 
 
 def finished_strategy(job: RunContext) -> SearchDecision:
-    """Return the strategy of the finished run in this folder, with what recovery made of it.
+    """Return the strategy of the finished run in this folder, after recovery.
 
-    Its ranges are as calibration found them, however large: a mask may reach as far as float32 does.
-
-    Raises:
-        ArtifactError: where it is damaged, or not of this model and device.
+    Its ranges are as calibration found them, however large: a mask may reach as far as float32 does. Raises
+    ArtifactError where it is damaged, or not of this model and device.
     """
     return _read(job, job.files.strategy, finished=True)
 
 
 def finished_run(job: RunContext, stage: str) -> SearchDecision:
-    """Return the strategy of the finished run in this folder, made sure that its model and samples are the same.
+    """Return the strategy of the finished run in this folder, after a check that model and samples match.
 
-    Args:
-        job: The run.
-        stage: What errors name: the command that asks.
-
-    Raises:
-        ArtifactError: where the run is not finished, or of another model, other samples or another configuration.
+    `stage` is the command, as errors name it. Raises ArtifactError where the run is not finished, or is of another
+    model, other samples or another configuration.
     """
     files = job.files
     for path in (files.report, files.strategy, files.model):
@@ -100,8 +94,7 @@ def _refuse_seen(job: RunContext) -> None:
 def replayed_strategy(job: RunContext) -> SearchDecision:
     """Return the strategy of `command=replay strategy=FILE`, or of one candidate of `strategy=…/trials.jsonl`.
 
-    Raises:
-        ArtifactError: where this folder holds another one.
+    Raises ArtifactError where this folder holds another one.
     """
     path = job.settings.strategy
     if path is None:

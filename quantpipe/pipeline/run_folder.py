@@ -131,11 +131,7 @@ class RunFolder:
     def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
         """Write the topology and the choice space.
 
-        Args:
-            topology: what of it runs in integers.
-            space: the choice space.
-            origin: what it is made from.
-            chosen_from: the origin of the space, which a threshold may widen and the user may narrow.
+        `chosen_from` is the origin of the space, which a threshold may widen and the user may narrow.
         """
         payload = {
             "node_conds": dict(topology.node_conds),
@@ -172,10 +168,9 @@ class RunFolder:
             write_text(self.profile, profile_yaml(profile), origin)
 
     def read_profile(self, origin: Origin) -> Profile | None:
-        """Return the stored statistics; None when there are none, or they are damaged.
+        """Return the stored statistics; None when they are missing or damaged.
 
-        Raises:
-            ArtifactError: when they have another origin.
+        Raises ArtifactError when they have another origin.
         """
         if not self.stats.is_file():
             return None
@@ -253,11 +248,7 @@ class RunFolder:
     ) -> None:
         """Write a Pareto front and remove the points of an earlier one.
 
-        Args:
-            strategy: the run's own strategy.
-            points: file name -> the strategy of one point.
-            table: the table of all points.
-            origin: what all of it is made from.
+        `points` maps a file name to the strategy of one point.
         """
         with Unit(self.strategy.parent) as unit:
             for name, payload in points.items():
@@ -299,16 +290,8 @@ class RunFolder:
     ) -> None:
         """Write the integer model, the numbers in it, and the certificate.
 
-        The certificate names both by the digests of their files.
-
-        Args:
-            plan: every number of the integer model.
-            topology: what of it runs in integers.
-            realized: the realized model.
-            claims: the content of the certificate.
-            origin: what it is made from.
-            others: other forms, by the names of their files.
-            ship: what to deploy, and how.
+        The certificate (`claims`) names both by the digests of their files. `others` are other forms by file name;
+        `ship` is the text of SHIP.md.
         """
         with Unit(self.model.parent) as unit:
             unit.json(self.plan, plan_payload(plan, topology), origin)

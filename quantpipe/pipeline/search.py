@@ -99,18 +99,10 @@ class SearchContext:
 
 
 def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str) -> JsonlLog:
-    """Return a log of the job's candidates; what is in the file has to be of the same origin.
+    """Return a log of the job's candidates; existing content of the file must have the same origin.
 
-    The budget is not part of that: a larger one goes on where the smaller one ended.
-
-    Args:
-        job: the run.
-        objective: which of two scores is better.
-        path: the file.
-        algorithm: the algorithm with its options, as text.
-
-    Returns:
-        The log.
+    The budget is not part of the origin: a larger one continues where the smaller one ended. `algorithm` is the
+    algorithm with its options, as text.
     """
     settings = job.settings
     identity = search_origin(
@@ -226,13 +218,8 @@ class Candidates:
 def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord) -> SearchDecision:
     """Return the best strategy within the budget, and close the candidates.
 
-    Args:
-        aim: What the search starts from.
-        candidates: What measures the points.
-        decided: What was decided before the search; its report shows that.
-
-    Raises:
-        Interrupted: After Ctrl-C; the best strategy so far is written.
+    `decided` is the decision before the search, which the report shows. Raises Interrupted after Ctrl-C; the best
+    strategy so far is written.
     """
     job, table, recipe, workers = candidates.job, candidates.table, candidates.recipe, candidates.workers
     settings, timed = job.settings, aim.objective.cost is CostKind.LATENCY

@@ -28,16 +28,8 @@ def search_report(
 ) -> SearchReport:
     """Return the search's part of the report.
 
-    Args:
-        job: The run.
-        result: What the search found.
-        score: That of the point taken.
-        objective: By what it was judged.
-        known: The report of an earlier run of this very search, whose float pass was timed beside its trials.
-        workers: What measured the candidates.
-
-    Returns:
-        The part.
+    `score` belongs to the point taken. `known` is the report of an earlier run of this search, with its own timing of
+    the float pass.
     """
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
     found: SearchReport = {

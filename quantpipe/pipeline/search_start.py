@@ -48,13 +48,8 @@ class SearchStart:
 def read_start(path: Path, folder: Path, space: ChoiceSpace) -> SearchStart:
     """Return the points of a strategy.json, or of the Pareto front of a trials.jsonl.
 
-    Args:
-        path: The file.
-        folder: That of this run, whose own files are refused.
-        space: The choices of this search.
-
-    Raises:
-        ArtifactError: For a file that is neither, that this run writes itself, or that names no choice of this space.
+    `folder` is this run's folder, whose own files are rejected. Raises ArtifactError for a file that is neither, that
+    this run writes itself, or that names no choice of this space.
     """
     if path.resolve().is_relative_to(folder.resolve()):
         raise ArtifactError(

@@ -18,15 +18,9 @@ BEFORE_RECOVERY = "the search, weights to the nearest"
 
 
 def earlier_errors(job: RunContext, found: SearchDecision, given: Graph, course: Course) -> list[StageErrors]:
-    """Return the errors before recovery, where that changed anything; nothing where there is no such stage.
+    """Return the errors before recovery, if it changed anything; else nothing.
 
-    A model whose weights lie outside of it is left out: it would be planned, and held, twice.
-
-    Args:
-        job: The run.
-        found: The strategy, with what recovery changed.
-        given: The clean model before recovery.
-        course: Tells how far it is.
+    A model with external weights is left out: it would be planned, and held, twice.
     """
     if not found.overrides or is_outside(given.model):
         return []

@@ -99,17 +99,9 @@ def annotate(
     *,
     percents: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Topology, ChoiceSpace]:
-    """Return what runs in integers by default, and what there is to choose.
+    """Return the default topology and the choice space.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        schema: how ranges become scales.
-        options: the settings of annotate.
-        percents: what ranges may be clipped to, by key of the scale group, where they may.
-
-    Returns:
-        The topology and the choice space.
+    `percents` are the percentiles to which ranges may be clipped, by key of the scale group.
     """
     variants = Topologies(graph, spec, schema, options)
     return variants.base, variants.space(percents)
@@ -135,18 +127,8 @@ def make_objective(
 ) -> Objective:
     """Return the objective with its reference.
 
-    The reference is the float model's own value, and the cost of the point that a search begins with.
-
-    Args:
-        config: the keys of conf/objective.
-        graph: the clean model.
-        variants: its topologies.
-        spec: the device.
-        space: what the search can choose.
-        reference: the float model's outputs on the search samples.
-
-    Returns:
-        The objective.
+    The reference is the float model's own value, and the cost of the point where a search begins. `config` has the keys
+    of conf/objective.
     """
     start = space.decode(space.start)
     topology, bits = variants.topology_of(start), variants.bits(start)
@@ -177,17 +159,8 @@ def search(
 ) -> SearchResult:
     """Return the best point within the budget; trials go to the log as they come.
 
-    Args:
-        space: the choices.
-        candidates: measures points.
-        objective: which of two scores is better.
-        method: the search algorithm, when it ends, and the seed of all chance.
-        log: where trials are kept.
-        on_trial: is told of each trial and of the best one so far.
-        singly: `candidates` takes one point at a time and cannot give up, because it times them.
-
-    Returns:
-        What the search found.
+    `on_trial` is called with each trial and the best one so far. `singly`: `candidates` takes one point at a time and
+    cannot cancel, because it times them.
     """
     evaluator = Evaluator(
         candidates,
@@ -210,19 +183,11 @@ def realize(
     vendor: bool = False,
     here: bool = False,
 ) -> Rendered:
-    """Return the integer model in one of the ONNX forms.
+    """Return the integer model in one of the ONNX forms, with the port types of the user's file.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number of the integer model.
-        backend: the name of the form.
-        made: what the file is made of, to be written into it; None for a model that is not kept.
-        vendor: write the form for other tools, also where onnxruntime computes something else than the plan says.
-        here: write the form for onnxruntime alone: the device is onnxruntime itself.
-
-    Returns:
-        The model. Inputs and outputs have the types that they have in the user's file, also in half precision.
+    `made` is recorded in the file; None for a model that is not kept. `vendor`: write the form for other tools, even
+    where onnxruntime computes other numbers than the plan. `here`: write the form for onnxruntime alone, since it is
+    the device. Half-precision ports stay half precision.
     """
     if vendor:
         rendered = render(graph, topology, plan, VENDOR[backend]())
@@ -243,19 +208,7 @@ def float_pass(graph: Graph, samples: Samples) -> float:
 def describe_model(
     graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, *, strategy: Strategy, realized: Rendered
 ) -> ModelPart:
-    """Return sizes, operations and bits of the model, for the report.
-
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        spec: the device.
-        plan: every number of the integer model.
-        strategy: what the search chose.
-        realized: the realized model.
-
-    Returns:
-        The report's `model` part.
-    """
+    """Return sizes, operations and bits of the model, for the report."""
     integer = sum(topology.node_conds.values())
     return {
         "float_bytes": model_size(graph.model),
@@ -270,17 +223,7 @@ def describe_model(
 
 
 def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> CostPart:
-    """Return what the strategy costs, by every cost measure.
-
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        spec: the device.
-        strategy: the bits.
-
-    Returns:
-        The name of the measure -> its value.
-    """
+    """Return the strategy's value of every cost measure, by name."""
     return cast("CostPart", {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()})
 
 
@@ -334,21 +277,10 @@ def recover(
     progress: Progress = lambda done, total, note: None,
     kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
 ) -> RecoveryResult:
-    """Find better numbers for a strategy: fitted on `samples`, each step judged on others.
+    """Find better numbers for a strategy: fitted on `samples`, each step judged on others (`holdout`).
 
-    Layers that an interrupted recovery left in `kept` are taken from there.
-
-    Args:
-        problem: the network with its device and schema.
-        searched: what the search leaves to recovery.
-        samples: the samples that steps are fitted to.
-        holdout: the samples that judge them.
-        settings: how recovery is run.
-        progress: is told how far the work is.
-        kept: where finished layers lie between two runs.
-
-    Returns:
-        The overrides of the kept steps, and the table of steps.
+    The result has the overrides of the kept steps, and the table of steps. Layers that an interrupted recovery left in
+    `kept` are taken from there. `progress` is called as the work goes on.
     """
     graph, options = problem.graph, settings.options
     judges: list[HoldoutScorer] = []

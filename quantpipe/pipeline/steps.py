@@ -136,11 +136,7 @@ class Steps:
 
     @cached_property
     def report(self) -> RunReport:
-        """Return what evaluation found.
-
-        Raises:
-            AgreementError: when integers differ and `verify=fail`.
-        """
+        """Return the report of the evaluation; AgreementError when integers differ and `verify=fail`."""
         aim = self._start.aim
         seen = None if aim is None else aim.reference
         return evaluate(self.realized, self.recovered, self.profile, seen, diagnose=self._diagnose)

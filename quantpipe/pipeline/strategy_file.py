@@ -46,19 +46,7 @@ def strategy_payload(
     strategy: Strategy,
     results: ResultsPart,
 ) -> StrategyFile:
-    """Return the file's content as plain data.
-
-    Args:
-        model_hash: the digest of the model.
-        spec: the device.
-        schema: how ranges become scales.
-        topology: what of it runs in integers.
-        strategy: what the search chose.
-        results: what the search, recovery and evaluation found.
-
-    Returns:
-        The content of the file.
-    """
+    """Return the content of a strategy file as plain data."""
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
     bits |= {e: strategy.bits[w.tensor] for w in topology.stored_constants for e in w.edges}
     thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
@@ -90,21 +78,8 @@ def read_strategy(
 ) -> Strategy:
     """Return the strategy of a file, checked against the model and hardware it is to be used on.
 
-    Args:
-        payload: the content of the file.
-        where: the place, as errors name it.
-        model_hash: the digest of the model.
-        spec: the device.
-        schema: how ranges become scales.
-        variants: the topologies of the model.
-        most: the greatest end of a range of an activation.
-
-    Returns:
-        The strategy.
-
-    Raises:
-        ArtifactError: naming what does not fit: another model, hardware, schema, structure or topology, missing or
-            unknown names.
+    `most` is the largest end of an activation's range. Raises ArtifactError that names the mismatch: another model,
+    hardware, schema, structure or topology, missing or unknown names.
     """
     if payload.get("version") != VERSION or not isinstance(payload.get("strategy"), Mapping):
         raise ArtifactError(f"this is no strategy file of version {VERSION}", stage="strategy", where=where)
@@ -139,10 +114,9 @@ def read_strategy(
 
 
 def results_of(payload: Mapping[str, Any], where: str) -> tuple[SearchReport, list[RectifiedRow], RecoveryRecord]:
-    """Return (search, rectified, recover): what the file says of how the strategy was found.
+    """Return (search, rectified, recover): the file's record of how the strategy was found.
 
-    Raises:
-        ArtifactError: for other types.
+    Raises ArtifactError for other types.
     """
     results = payload.get("results", {})
     found = results if isinstance(results, Mapping) else {"search": results}

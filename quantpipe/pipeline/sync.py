@@ -15,12 +15,8 @@ from quantpipe.types import RunReport
 def sync(settings: Settings) -> None:
     """File a finished run once more, in the run of the store that its folder names, or in a new one.
 
-    Args:
-        settings: The run's own settings, with the tracker of the store.
-
-    Raises:
-        ConfigError: The store cannot be reached.
-        ArtifactError: A file of the run is missing or damaged.
+    Raises ConfigError where the store cannot be reached, and ArtifactError where a file of the run is missing or
+    damaged.
     """
     files = RunFolder(settings.folder)
     report = cast("RunReport", read_json(files.report))

@@ -25,12 +25,10 @@ from quantpipe.types.choice_key import ChoiceKind, read_key
 def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
     """Return the strategy of one line of a log.
 
-    Ranges are estimated again, from the statistics beside the log where they are there, else from the calibration
-    samples.
+    Ranges are estimated again, from the statistics next to the log if they exist, else from the calibration samples.
 
-    Raises:
-        ArtifactError: for a log of another model (unless `replay.force=true` and all names fit), hardware, schema,
-            annotation, estimator, `search.weights` or calibration data, and for a number that it does not hold.
+    Raises ArtifactError for a log of another model (unless `replay.force=true` and all names fit), hardware, schema,
+    annotation, estimator, `search.weights` or calibration data, and for an unknown number.
     """
     trial = find_trial(log, number)
     forced = _check_origin(job, log, trial)

@@ -7,8 +7,14 @@ bit of a multiplier decides ties.
 """
 
 from quantpipe.plan.overrides import NO_OVERRIDES, ChannelChange, Overrides
-from quantpipe.plan.pair_safe import rounded_pairs
-from quantpipe.plan.pairs import kernel_order, kernels_with_wide_pairs, needs_exact_kernels, pair_limit
+from quantpipe.plan.pair_safe import UNSIGNED, rounded_pairs
+from quantpipe.plan.pairs import (
+    kernel_order,
+    kernels_with_wide_pairs,
+    needs_exact_kernels,
+    pair_limit,
+    saturating_channels,
+)
 from quantpipe.plan.planner import Planner
 from quantpipe.plan.problem import Problem
 from quantpipe.plan.weights import MOST_BIAS_STEPS
@@ -16,6 +22,7 @@ from quantpipe.plan.weights import MOST_BIAS_STEPS
 __all__ = [
     "MOST_BIAS_STEPS",
     "NO_OVERRIDES",
+    "UNSIGNED",
     "ChannelChange",
     "Overrides",
     "Planner",
@@ -25,4 +32,5 @@ __all__ = [
     "needs_exact_kernels",
     "pair_limit",
     "rounded_pairs",
+    "saturating_channels",
 ]

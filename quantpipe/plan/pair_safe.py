@@ -20,13 +20,18 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.external_weights import file_array, is_mapped
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.pairs import BLOCK, kernel_order, largest_pair, needs_wide_pairs
+from quantpipe.plan.pairs import BLOCK, kernel_order, largest_pair, needs_wide_pairs, saturating_channels
 from quantpipe.types import DType, Isa, Kernel, PowerOfTwo, Quantizer, WeightTensor
 
 Floats = NDArray[np.float64]
 
 SHARES = np.linspace(0.0, 1.0, 9)
 """Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""
+
+UNSIGNED = (
+    "its integers are given, and pairs of their products would saturate in int16 on x86 without VNNI; stored as uint8 "
+    "with zero point 128"
+)
 
 SIGN = np.uint8(0x80)
 """Exclusive or with it adds 128 to an int8 number and reads it as uint8."""
@@ -55,7 +60,7 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
     site = builder.topology.weight_of[weight.tensor]
     given = site.frozen or site.fixed is not None or weight.tensor in builder.overrides.weights
     if given or weight.has_zero_point or builder.spec.isa is not Isa.ANY:
-        return _as_unsigned(builder, weight, where)
+        return _as_unsigned(builder, weight, data, where)
     key = (weight.digest, largest_pair(data), data.zero_point)
     if key not in builder.pair_safe:
         real = builder.graph.constant(weight.tensor)
@@ -199,16 +204,13 @@ def _balanced(integers: Floats, steps: Floats, mean: float, room: Floats) -> Flo
     return np.asarray(integers + moved)
 
 
-def _as_unsigned(builder: PlanBuilder, weight: WeightTensor, where: str) -> WeightTensor:
+def _as_unsigned(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, where: str) -> WeightTensor:
     """The same weights as uint8 about 128; those in blocks, whose integers are made at load, stay as they are."""
     if weight.block is not None:
         return weight
     flipped = np.bitwise_xor(weight.values.view(np.uint8), SIGN)
-    reason = (
-        "its integers are given, and pairs of their products would saturate in int16 on x86 without VNNI: stored as "
-        "uint8 about 128, which runs slower; hardware.isa=vnni keeps int8 for processors with VNNI alone"
-    )
-    _report(builder, weight, where, channels=weight.scale.size, factor=1.0, reason=reason)
+    saturating = saturating_channels(weight.values, builder.topology.weight_of[weight.tensor].channel_axis, data.qmax)
+    _report(builder, weight, where, channels=saturating, factor=1.0, reason=UNSIGNED)
     return replace(weight, values=flipped, dtype=DType.UINT8, zero_point=np.asarray(weight.zero_point + 128))
 
 

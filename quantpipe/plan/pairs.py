@@ -212,6 +212,21 @@ def largest_sum(
     return found
 
 
+def saturating_channels(values: NDArray[Any], channel_axis: int, largest: int) -> int:
+    """Return the number of output channels with a pair of products that some input drives out of int16.
+
+    Args:
+        values: integer weights, in the weight's own shape.
+        channel_axis: its axis of output channels.
+        largest: the largest code of the uint8 input.
+    """
+    rows = kernel_order(values, channel_axis)
+    if rows is None:
+        wide = 2 * largest * np.abs(np.moveaxis(values, channel_axis, 0).astype(np.int64)) > DType.INT16.qmax
+        return int(wide.reshape(len(wide), -1).any(axis=1).sum())
+    return sum(bool(_can_saturate(row.reshape(1, -1).astype(np.int64), largest).any()) for row in rows)
+
+
 def multiplies_in_pairs(weight: WeightTensor, data: Quantizer) -> bool:
     """Return whether products of these types are added in pairs; uint8 x uint8 products are widened first."""
     return data.dtype is DType.UINT8 and weight.dtype.signed and weight.dtype.bits <= 8

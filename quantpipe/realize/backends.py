@@ -55,19 +55,8 @@ def write(
 ) -> Rendered:
     """Return the integer model in a form by its name.
 
-    Args:
-        form: the name.
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number of the integer model.
-        stored: ports (of a section of a graph) that carry integers.
-        here: the device is onnxruntime itself.
-
-    Returns:
-        The model.
-
-    Raises:
-        ConfigError: naming the package, where the form of a plug-in package raises.
+    `stored` ports (of a section of a graph) carry integers; `here`: the device is onnxruntime itself. Raises
+    ConfigError that names the package, if a plug-in's form fails.
     """
     if form in OWN:
         return render(graph, topology, plan, (HERE if here and form in HERE else OWN)[form](), stored=stored)

@@ -22,17 +22,9 @@ Writer = Callable[[str, Any], ir.Value]
 
 
 def expanded(context: Context, write: Writer, weight: WeightTensor, *, channel_axis: int, turned: bool) -> ir.Value:
-    """Write v = multiplier · (code - zero point) of a weight in blocks.
+    """Write v = multiplier · (code - zero point) of a weight in blocks, in the type that kernels multiply by.
 
-    Args:
-        context: the graph in the making.
-        write: writes an initializer by its name.
-        weight: the weight.
-        channel_axis: its axis of output channels.
-        turned: whether the matrix is wanted the other way round.
-
-    Returns:
-        v, in the type that kernels multiply by.
+    `turned`: the matrix is transposed.
     """
     grid = weight.block
     assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
@@ -91,17 +83,9 @@ def fits_byte(grid: BlockGrid) -> bool:
 
 
 def dequantized(context: Context, weight: WeightTensor, channel_axis: int) -> ir.Value:
-    """Write DequantizeLinear with a scale and a zero point of each block.
+    """Write DequantizeLinear with a scale and a zero point of each block; return the real weight.
 
     A window of a convolution repeats the numbers of its block for each tap: ONNX has blocks along one axis only.
-
-    Args:
-        context: the graph in the making.
-        weight: the weight.
-        channel_axis: its axis of output channels.
-
-    Returns:
-        The real weight.
     """
     grid, b, name, shape = weight.block, context.builder, weight.tensor, weight.values.shape
     assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)

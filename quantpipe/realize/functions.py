@@ -19,17 +19,7 @@ from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, P
 
 
 def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write table[q - least code], which works for every function and needs nothing but Gather of the device.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result.
-    """
+    """Write table[q - smallest code]: works for every function, and needs only Gather of the device."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
     b, data = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
@@ -44,17 +34,7 @@ def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> i
 
 
 def programmed(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write a function of rows, step by step in int64, and narrow it in float32 where it gives an accumulator.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result.
-    """
+    """Write a function of rows, step by step in int64, and narrow an accumulator in float32."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Program)  # noqa: S101
     result = program_result(dialect, context, kernel, plan)
@@ -66,17 +46,7 @@ def programmed(dialect: Stored, context: Context, node: Node, kernel: Kernel) ->
 
 
 def program_result(dialect: Stored, context: Context, kernel: Kernel, plan: Program) -> ir.Value:
-    """Write the steps of a program on stored integers less their zero points.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        kernel: the kernel.
-        plan: its program.
-
-    Returns:
-        The last value, int64.
-    """
+    """Write the steps of a program on stored integers less their zero points; return the last value, int64."""
     writer = IntegerWriter(context.builder, lambda name, value: dialect.constant(context, name, value))
     operands = _centred(dialect, context, writer, kernel)
     return write_program(writer, plan, operands)
@@ -101,17 +71,7 @@ def _centred(dialect: Stored, context: Context, writer: IntegerWriter, kernel: K
 
 
 def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write QLinearMatMul of two stored tensors.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result.
-    """
+    """Write QLinearMatMul of two stored tensors."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Contract)  # noqa: S101
     if plan.output is None:
@@ -130,17 +90,7 @@ def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel)
 
 
 def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write the accumulator of a MatMul of two stored tensors: int32 of 8-bit ones, int64 of wider ones.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The accumulator.
-    """
+    """Write the accumulator of a MatMul of two stored tensors: int32 for 8-bit ones, int64 for wider ones."""
     if is_wide_product(context, kernel):
         writer = IntegerWriter(context.builder, lambda name, value: dialect.constant(context, name, value))
         return context.builder.op(
@@ -155,15 +105,7 @@ def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel
 def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel: Kernel, *, wide: bool) -> ir.Value:
     """Write a ConvTranspose of stored integers with bias, by exact float32 sums of the centred input.
 
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the transposed convolution.
-        kernel: its kernel.
-        wide: whether the accumulator is int64 in place of int32.
-
-    Returns:
-        The accumulator.
+    The accumulator is int32, or int64 if `wide`.
     """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
@@ -195,17 +137,7 @@ def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel
 
 
 def transposed(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write ConvTranspose for the forms that requantize in float32.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result.
-    """
+    """Write ConvTranspose for the forms that requantize in float32."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
     acc = transposed_accumulator(dialect, context, node, kernel, wide=plan.bound > DType.INT32.qmax)
@@ -220,19 +152,7 @@ def transposed(dialect: Stored, context: Context, node: Node, kernel: Kernel) ->
 def requantized(
     dialect: Stored, context: Context, node: Node, kernel: Kernel, *, r: Requantize, acc: ir.Value
 ) -> ir.Value:
-    """Write clamp(rint(acc · multiplier) + z) on a float32 accumulator, stored.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-        r: how the accumulator is narrowed.
-        acc: the accumulator.
-
-    Returns:
-        The stored integers.
-    """
+    """Write clamp(rint(acc · multiplier) + z) on a float32 accumulator, stored."""
     b, tensor = context.builder, kernel.output
     kernels_only(r, context.plan.quantizers[tensor], node.name)
     multiplier = fr.along_channels(r.multiplier, context.graph, node.outputs[0])
@@ -244,19 +164,7 @@ def requantized(
 def fitted(
     dialect: Stored, context: Context, kernel: Kernel, r: Requantize, *, rounded: ir.Value, zero_point: int
 ) -> ir.Value:
-    """Write whole numbers in float32, plus a zero point, clipped and stored.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        kernel: the kernel.
-        r: how the accumulator is narrowed.
-        rounded: the whole numbers, float32.
-        zero_point: what is added.
-
-    Returns:
-        The stored integers.
-    """
+    """Write integral float32 values, plus a zero point, clipped and stored."""
     b, tensor = context.builder, kernel.output
     if zero_point:
         zero = dialect.constant(context, f"{tensor}_zero", np.float32(zero_point))
@@ -271,17 +179,7 @@ def fitted(
 
 
 def device(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write a kernel of a plug-in package as a node of its own, which devices know and others read as a function.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result.
-    """
+    """Write a plug-in package's kernel as a node of its own, which devices know and others read as a function."""
     op = op_of(kernel)
     stored = {op.inputs[o.port]: context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands}
     if kernel.weight is not None and op.weight is not None:
@@ -293,17 +191,7 @@ def device(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.
 
 
 def difference(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write Sub of two stored tensors by the formula of the addition kernel, with a negative ratio.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result.
-    """
+    """Write Sub of two stored tensors by the formula of the addition kernel, with a negative ratio."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Sum)  # noqa: S101
     if plan.output is None or not plan.is_kernel_arithmetic:

@@ -59,16 +59,7 @@ class WithoutKernel:
 def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Model) -> list[WithoutKernel]:
     """Return each kernel that is not run as one integer kernel, in graph order.
 
-    In forms whose kernels onnxruntime makes, what it leaves in float is found by loading the model.
-
-    Args:
-        topology: what of it runs in integers.
-        plan: every number of the integer model.
-        form: the name of the output form.
-        model: the realized model.
-
-    Returns:
-        The entries.
+    For forms with onnxruntime's kernels, the model is loaded to find what onnxruntime leaves in float.
     """
     runs = _in_runtime(topology, plan, model) if form != INTEGER else {}
     found = []

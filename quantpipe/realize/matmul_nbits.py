@@ -58,14 +58,10 @@ class MatMulNBits(Qdq):
 
 
 def packed_blocks(weight: WeightTensor, rows: Array) -> tuple[Array, Array | None]:
-    """Return a weight as MatMulNBits stores it: codes without sign, the first one in the low half of a byte.
+    """Return a weight as MatMulNBits stores it: unsigned codes, the first one in the low half of a byte.
 
-    Args:
-        weight: the weight, whose blocks have float scales.
-        rows: its codes, `[N, K]`.
-
-    Returns:
-        The codes `[N, B, bytes of a block]`, and the zero points `[N, bytes]` (None: all are 2^(bits - 1)); uint8.
+    `rows` are its codes, `[N, K]`; its blocks have float scales. The result is the codes `[N, B, bytes of a block]`,
+    and the zero points `[N, bytes]` (None: all are 2^(bits - 1)), uint8.
     """
     grid, bits = weight.block, weight.dtype.bits
     assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)

@@ -43,16 +43,7 @@ class Provenance:
     class_names: tuple[str, ...] = ()
 
     def entries(self, graph: Graph, plan: QuantPlan, form: str) -> dict[str, str]:
-        """Return everything as texts by key; what is no single word is JSON.
-
-        Args:
-            graph: The clean model.
-            plan: Every number of the integer model.
-            form: The form of the file.
-
-        Returns:
-            `quantpipe.NAME` -> text.
-        """
+        """Return every entry `quantpipe.NAME` as text; values of more than one word are JSON."""
         found: dict[str, Any] = {
             "version": self.version,
             "form": form,

@@ -32,16 +32,9 @@ class Shipped:
 
 
 def ship_text(graph: Graph, plan: QuantPlan, made: Provenance, forms: Sequence[Shipped]) -> str:
-    """Return SHIP.md.
+    """Return SHIP.md, whose Python code runs in the folder of the files.
 
-    Args:
-        graph: The clean model.
-        plan: Every number of the integer model.
-        made: What the files are made of.
-        forms: What was written, the form of model.onnx first.
-
-    Returns:
-        Markdown. Its Python code runs in the folder of the files.
+    `forms` begins with the form of model.onnx.
     """
     lines = [
         "# What to ship",

@@ -16,15 +16,7 @@ RAW = "  # zeros stand for a raw sample"
 
 
 def feeds(graph: Graph, given: Mapping[str, Any]) -> str:
-    """Return the line that makes the feeds of a model with real inputs.
-
-    Args:
-        graph: The clean model.
-        given: The preprocessing.
-
-    Returns:
-        `feeds = {…}`.
-    """
+    """Return the line `feeds = {…}` that makes the feeds of a model with float inputs."""
     made = ", ".join(f'"{i.name}": {real(i, graph, given)}' for i in graph.inputs)
     return f"feeds = {{{made}}}{RAW}"
 

@@ -76,8 +76,7 @@ class Sidecars:
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the files.
 
-        Raises:
-            HardwareError: For weights that lie in files of their own.
+        Raises HardwareError for external weights.
         """
         if any(is_mapped(w.values) for w in plan.weights.values()):
             raise HardwareError(

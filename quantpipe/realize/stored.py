@@ -72,17 +72,7 @@ class Stored:
         return b.op("Mul", real, scale, name=f"{tensor}/dequantize", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Write a stored tensor in the scale of another one, `target`.
-
-        Args:
-            context: the graph in the making.
-            tensor: the tensor.
-            target: the tensor whose scale is wanted.
-            value: the stored integers.
-
-        Returns:
-            The integers at the other scale.
-        """
+        """Write a stored tensor in the scale of another one, `target`, as stored integers."""
         source, out = context.plan.quantizers[tensor], context.plan.quantizers[target]
         name = f"{tensor}/to/{target}"
         real = context.builder.op("DequantizeLinear", value, *self.grid(context, source), name=f"{name}/dequantize")
@@ -117,18 +107,7 @@ class Stored:
         )
 
     def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
-        """Write QuantizeLinear, and a clip in integers where bits or a swallowed clamp are tighter than the storage.
-
-        Args:
-            context: the graph in the making.
-            value: the real value.
-            q: how the tensor is stored.
-            low: least integer.
-            high: greatest integer.
-
-        Returns:
-            The stored integers.
-        """
+        """Write QuantizeLinear, and an integer clip to `low`..`high` if tighter than the storage type."""
         tight = low > q.dtype.qmin or high < q.dtype.qmax
         output = f"{q.tensor}_wide" if tight else f"{q.tensor}_q"
         stored = context.builder.op(
@@ -137,18 +116,7 @@ class Stored:
         return self.clip(context, stored, q, low, high=high) if tight else stored
 
     def clip(self, context: Context, stored: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
-        """Write a clip of stored integers to `low`..`high`; 16-bit ones are clipped in int32.
-
-        Args:
-            context: the graph in the making.
-            stored: the integers.
-            q: how the tensor is stored.
-            low: least integer.
-            high: greatest integer.
-
-        Returns:
-            The clipped integers, in the same type.
-        """
+        """Write a clip of stored integers to `low`..`high`; 16-bit ones are clipped in int32."""
         long = q.dtype.bits == 16  # onnxruntime clips no 16-bit integers
         dtype = np.dtype(np.int32) if long else q.dtype.numpy
         bounds = [
@@ -291,10 +259,9 @@ PADS = frozenset({"Pad"})
 
 
 def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
-    """Refuse what onnxruntime's own integer kernels cannot narrow to: they hold 8 bits and narrow in one way.
+    """Reject results that onnxruntime's integer kernels cannot make: they store 8 bits and narrow in one way.
 
-    Raises:
-        HardwareError: for anything else.
+    Raises HardwareError.
     """
     if q.dtype.bits > 8:
         raise HardwareError(
@@ -313,12 +280,9 @@ def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
 
 
 def exact_pairs_only(plan: Accumulate) -> None:
-    """Refuse an accumulating kernel of which pairs of products can saturate.
+    """Reject an accumulating kernel whose pairs of products can saturate, with a HardwareError.
 
-    The kernels behind these forms saturate on some CPUs and not on others, so that equality could not be shown here.
-
-    Raises:
-        HardwareError: where the plan has such pairs.
+    The kernels of these forms saturate on some CPUs and not on others, so that equality could not be shown here.
     """
     if plan.pairs is not None:
         raise HardwareError(
@@ -331,12 +295,9 @@ def exact_pairs_only(plan: Accumulate) -> None:
 
 
 def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) -> None:
-    """Refuse int8 activations times uint8 weights.
+    """Reject int8 activations times uint8 weights, with a HardwareError.
 
     onnxruntime has no such kernel, and would compute the qdq form in float32.
-
-    Raises:
-        HardwareError: where the kernel multiplies these types.
     """
     data, weight = context.plan.quantizers[kernel.operands[0].tensor], context.plan.weights[plan.weight]
     if data.dtype.signed and not weight.dtype.signed:

@@ -62,18 +62,7 @@ class VendorQdq(Qdq):
         return self.store(context, value, q, q.qmin, high=q.qmax)
 
     def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
-        """Write a clamp of real numbers where one is needed, and QuantizeLinear.
-
-        Args:
-            context: the graph in the making.
-            value: the real value.
-            q: how the tensor is stored.
-            low: least integer.
-            high: greatest integer.
-
-        Returns:
-            The stored integers.
-        """
+        """Write a clamp of float values between `low` and `high` if needed, and QuantizeLinear."""
         least = None if low == q.dtype.qmin else low
         if least == q.dtype.qmin + 1 and q.dtype.signed:
             least = None  # a narrow range: tools store the most negative integer, too

@@ -146,16 +146,9 @@ def yes(value: Any) -> str:
 
 
 def times(value: Any, base: Any, less: str, more: str) -> str:
-    """Return how many times `value` is less or more than `base`: "3.9x smaller".
+    """Return how many times `value` is smaller or larger than `base`, such as "3.9x smaller".
 
-    Args:
-        value: the number.
-        base: what it is compared with.
-        less: the word for a smaller number.
-        more: the word for a greater one.
-
-    Returns:
-        The text.
+    `less` and `more` are the words for a smaller and a larger number.
     """
     if not (_is_number(value) and _is_number(base)) or value <= 0 or base <= 0:
         return DASH

@@ -105,14 +105,7 @@ class Simulated(Arithmetic):
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
         """Write a stored tensor in the scale of another one, `target`.
 
-        Args:
-            context: the graph in the making.
-            tensor: the tensor.
-            target: the tensor whose scale is wanted.
-            value: its integers less the zero point, as float.
-
-        Returns:
-            The integers at the other scale, less its zero point.
+        `value` and the result are integers less their zero points, as float.
         """
         return functions.rescaled(self, context, tensor, target, value=value)
 

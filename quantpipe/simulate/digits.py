@@ -40,13 +40,7 @@ class Digits:
     bits: int
 
     def of(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Yield the whole numbers of all digits, the first one first; halves go to even, as in the graph.
-
-        Args:
-            value: whole numbers of any shape.
-
-        Returns:
-            One array in the same shape per digit.
+        """Yield the integers of all digits of integral values, the first digit first; ties go to even, as in the graph.
         """
         for place in range(self.count - 1, 0, -1):
             step = 1 << (place * self.bits)
@@ -75,17 +69,8 @@ class Digits:
 def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) -> tuple[Digits, Digits]:
     """Return the digits of the data and of the weight: the fewest products whose sums float32 holds.
 
-    Args:
-        weight: the integer weights.
-        channel_axis: their axis of output channels.
-        peak: the greatest |q_x - z_x|.
-        node: the kernel, as errors name it.
-
-    Returns:
-        The digits of the data and those of the weight.
-
-    Raises:
-        HardwareError: where no such digits exist (`MOST` of each operand do not do): sums of millions of products.
+    `peak` is the largest |q_x - z_x|. Raises HardwareError where `MOST` digits of each operand do not suffice: sums of
+    millions of products.
     """
     found: tuple[Digits, Digits] | None = None
     for own in _splits(_peak(weight)):

@@ -17,17 +17,7 @@ from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup, Program
 
 
 def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write table[q - least code] - z of the output, gathered by the integers themselves.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The result, as float.
-    """
+    """Write table[q - smallest code] - z of the output as float, gathered by the integers themselves."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
     b, data = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
@@ -44,17 +34,7 @@ def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) ->
 
 
 def program(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write a function of rows, step by step in int64.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The stored result, as float.
-    """
+    """Write a function of rows, step by step in int64; return the stored result as float."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Program)  # noqa: S101  (the planner pairs families with plans; narrows the type)
     writer, out = dialect._writer(context), context.plan.quantizers[kernel.output]
@@ -73,16 +53,9 @@ def program(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -
 
 
 def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write MatMul of two stored tensors: in float32 where that is exact, else in int32, of 16 bits in float64.
+    """Write MatMul of two stored tensors: in float32 if exact, else in int32, of 16 bits in float64.
 
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The accumulator, or the stored result where it is narrowed.
+    The result is the accumulator, or the stored result where it is narrowed.
     """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Contract)  # noqa: S101
@@ -114,14 +87,7 @@ def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) 
 def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
     """Write ConvTranspose, in as many parts as float32 needs to stay exact.
 
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The accumulator, or the stored result where it is narrowed.
+    The result is the accumulator, or the stored result where it is narrowed.
     """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
@@ -148,17 +114,7 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
 
 
 def device(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write a kernel of a plug-in package: its integers are stored ones, with their zero points.
-
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        node: the node of the float graph.
-        kernel: the kernel.
-
-    Returns:
-        The result less its zero point, as float.
-    """
+    """Write a kernel of a plug-in package on stored integers; return the result less its zero point, as float."""
     b, op = context.builder, op_of(kernel)
     stored: dict[str, ir.Value] = {}
     for operand in kernel.operands:
@@ -182,15 +138,7 @@ def device(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) ->
 def rescaled(dialect: Arithmetic, context: Context, tensor: str, target: str, *, value: ir.Value) -> ir.Value:
     """Write clamp(rint((q - z)·s / s')) in the float32 order of a DequantizeLinear before a QuantizeLinear.
 
-    Args:
-        dialect: the form that is written.
-        context: the graph in the making.
-        tensor: the tensor.
-        target: the tensor whose scale is wanted.
-        value: its integers less the zero point, as float.
-
-    Returns:
-        The integers at the other scale, less its zero point.
+    `value` and the result are integers less their zero points.
     """
     b, source, out = context.builder, context.plan.quantizers[tensor], context.plan.quantizers[target]
     name = f"{tensor}/to/{target}"

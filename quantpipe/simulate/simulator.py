@@ -48,14 +48,8 @@ class Simulation:
 def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collection[str] = ()) -> Simulation:
     """Render the simulated graph of a plan.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        stored: graph inputs that carry integers.
-
-    Returns:
-        The graph, whose inputs are the model's own and then every number of the plan by name, with the values of those.
+    The inputs of the graph are the model's own and then every number of the plan by name, with their values. `stored`
+    graph inputs carry integers.
     """
     dialect = Simulated()
     rendered = render(graph, topology, plan, dialect, stored=stored)
@@ -63,29 +57,14 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """Return a copy of the model in which the graph inputs named in `weights` are constants.
-
-    Args:
-        model: the model.
-        weights: input name -> its values.
-
-    Returns:
-        The copy.
-    """
+    """Return a copy of the model in which the graph inputs named in `weights` are constants."""
     return bind_in_place(copied(model), weights)
 
 
 def bind_in_place(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
     """Make constants of the graph inputs named in `weights`, in place, and return the model.
 
-    A copy costs as much as a small session; this is for a rendering that nobody else reads.
-
-    Args:
-        model: the model, which is changed.
-        weights: input name -> its values.
-
-    Returns:
-        The model.
+    A copy costs as much as a small session; this is for a rendering without other readers.
     """
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:

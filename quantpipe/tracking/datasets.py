@@ -14,10 +14,8 @@ _MAX_DIGEST = 36
 def inputs_of(records: Mapping[str, Mapping[str, Any]], name: str) -> list[Any]:
     """Return MLflow's inputs for the splits of a run.
 
-    Args:
-        records: By role of the split (`calibrate`, `search`, …), what data.json says of it: `samples`, `digest`, and
-            where they come from.
-        name: The option of the group `dataset`.
+    `records` maps a split's role (`calibrate`, `search`, …) to its entry in data.json: `samples`, `digest`, and the
+    source. `name` is the option of the group `dataset`.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag
 

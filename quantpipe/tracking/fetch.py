@@ -18,16 +18,10 @@ _WANTED = ("config.yaml", "data.json", "main.log", "evaluate/report.json", "eval
 
 
 def fetch_runs(uri: str | None, launch_folder: Path, run_id: str, into: Path) -> list[tuple[str, Path]]:
-    """Return (id, folder) of a run, or of the children of a parent, with their small artifacts in the folder.
+    """Return (id, folder) of a run, or of each child of a parent, with its small artifacts downloaded.
 
-    Args:
-        uri: The store, as `tracking.uri` has it.
-        launch_folder: The folder that relative addresses start from.
-        run_id: The id of the run.
-        into: A folder for what is fetched.
-
-    Raises:
-        ConfigError: The store cannot be reached, lets nobody in without a login, or has no such run.
+    Relative `uri` addresses start at `launch_folder`. Raises ConfigError where the store cannot be reached, requires a
+    login, or has no such run.
     """
     store = resolve(uri, launch_folder)
     check_reachable(store)

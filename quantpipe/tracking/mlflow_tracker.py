@@ -131,12 +131,10 @@ class MlflowTracker:
         address.check_reachable(self._address)
 
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Open a run in the store, or go on in the one that the run folder (a tag) is filed in.
+        """Open a run in the store, or continue the run that a tag links to this run folder.
 
-        A store that cannot be reached later is warned of.
-
-        Raises:
-            ConfigError: where the store is not there, gives no answer, or refuses.
+        A store that fails later causes a warning. Raises ConfigError where the store does not exist, does not answer,
+        or rejects the run.
         """
         self.check()
         self._record = RecordFile(Path(tags[FOLDER]) if FOLDER in tags else None)

@@ -29,20 +29,10 @@ def log_onnx(
     params: Mapping[str, str],
     example: Mapping[str, NDArray[Any]] | None,
 ) -> Any:
-    """File the model at `path` as a logged model of the MLflow run entity `run`, and return that; None where it cannot.
+    """File the model at `path` as a logged model of the MLflow run entity `run`; return it, or None if impossible.
 
-    A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load it
-    whole.
-
-    Args:
-        client: the MLflow client.
-        uri: the store.
-        run: the run.
-        path: the ONNX file.
-        params: the parameters of the run.
-        example: one sample of the model's inputs.
-
-    The logged model is named as the run is, so that a list of models can be read.
+    A model with external weights is left to the run's artifacts, with a warning: MLflow would load it whole. `example`
+    is one sample of the model's inputs. The logged model has the run's name, so that a list of models can be read.
     """
     import mlflow
     import mlflow.onnx

@@ -25,17 +25,9 @@ _FILE = ".mlflow_parent.json"
 
 
 def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: Path, *, tags: dict[str, str]) -> str:
-    """Return the id of the sweep's parent run, made now if there is none yet in this store.
+    """Return the id of the sweep's parent run, made now if this store has none yet.
 
-    Args:
-        client: the MLflow client.
-        store: the address of the store.
-        experiment_id: the experiment.
-        sweep_folder: the folder of the sweep, which names the parent.
-        tags: the tags of a new parent.
-
-    Returns:
-        The run's id.
+    `sweep_folder` names the parent; `tags` are used for a new one.
     """
     with FileLock(sweep_folder / ".mlflow_parent.lock", wait=True):
         known = _known(sweep_folder)

@@ -35,12 +35,7 @@ def check_name(name: str | None) -> None:
 def register(client: Any, name: str, aliases: Sequence[str], *, run_id: str, model: Any) -> str:
     """Make a logged model the next version of the registered model `name`, and return the version.
 
-    Args:
-        client: The MLflow client.
-        name: The registered model; made where it is not there.
-        aliases: Names that point to this version from now on.
-        run_id: The run that the model belongs to.
-        model: The logged model.
+    The registered model is created if needed; `aliases` point to this version from now on.
     """
     from mlflow.exceptions import MlflowException
 

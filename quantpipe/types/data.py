@@ -93,10 +93,9 @@ class Samples(Protocol):
 
 
 def objects_of(samples: Samples) -> tuple[Objects, ...] | None:
-    """Return what each picture of a split shows; None where its data say nothing of objects.
+    """Return the objects in each picture of a split; None where its data describe no objects.
 
-    Args:
-        samples: a split, which may have a property `objects`.
+    The samples may have a property `objects`.
     """
     known: tuple[Objects, ...] | None = getattr(samples, "objects", None)
     return known

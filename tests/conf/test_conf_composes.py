@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,8 +69,16 @@ def test_every_group_is_known_to_the_app_and_explained_in_the_defaults_list() ->
     assert groups == set(GROUPS)
     lines = (CONF / "config.yaml").read_text().splitlines()
     for group in groups:
-        (line,) = (text for text in lines if text.startswith(f"  - {group}: "))
-        assert "#" in line
+        assert "#" in entry(lines, group)
+
+
+def entry(lines: list[str], group: str) -> str:
+    """The line of a group in the defaults list, with the comment lines right above it."""
+    (at,) = (number for number, text in enumerate(lines) if text.startswith(f"  - {group}: "))
+    first = at
+    while lines[first - 1].startswith("  # "):
+        first -= 1
+    return " ".join(lines[first : at + 1])
 
 
 def test_the_defaults_list_names_every_option() -> None:
@@ -77,8 +86,7 @@ def test_the_defaults_list_names_every_option() -> None:
     for group, option in OPTIONS:
         if group == "schema":  # their names are in docs/numerics.md
             continue
-        (line,) = (text for text in lines if text.startswith(f"  - {group}: "))
-        assert option in line.partition(":")[2], f"{group}={option}"
+        assert option in re.findall(r"\w+", entry(lines, group)), f"{group}={option}"
 
 
 @pytest.mark.sliced(9)

@@ -22,10 +22,11 @@ LIMITS = Path(__file__).with_name("limits.json")
 LONGEST = 30
 """Words of a sentence."""
 
+SPEAKERS = "file report run page model device table warning message test plan column certificate comment it which that"
+"""Things that do not speak."""
+
 MARKERS: Mapping[str, str] = {
-    r"\b(file|report|run|page|model|device|table|warning|message|test|plan|column|certificate|comment|it|which|that|what) (says?|said|tells?|told)\b": (
-        "states, reports, shows, lists, names"
-    ),
+    rf"\b({'|'.join(SPEAKERS.split())}|what) (says?|said|tells?|told)\b": "states, reports, shows, lists, names",
     r"\b(is|are|was|were|be) (told|said)\b": "reported, shown, documented, specified",
     r"\b(says|tells) (of|how|what|where|why|which|whether|so|no|nothing)\b": "states, shows, describes",
     r"\b(is|are|has|have|there is|there are) none\b": "does not exist, has no …",
@@ -102,7 +103,7 @@ def _of_markdown(text: str) -> Iterator[tuple[int, str]]:
         if new and unit:
             yield start, " ".join(unit)
             unit = []
-        if not line.strip() or line.startswith("    ") and not re.match(r"\s*([-*] |\d+\. )", line):
+        if not line.strip() or (line.startswith("    ") and not re.match(r"\s*([-*] |\d+\. )", line)):
             continue
         if line.lstrip().startswith("|"):
             yield from ((number, cell) for cell in line.strip().strip("|").split("|") if cell.strip(" -:"))
@@ -198,9 +199,7 @@ def main() -> None:
         if any(part in area for part in sys.argv[1:]):
             print("\n".join(count.found))
         share = 1000 * count.markers / max(count.words, 1)
-        print(
-            f"{area}: {count.words} words, {count.markers} phrases ({share:.1f} per 1,000), {count.long} long sentences"
-        )
+        print(f"{area}: {count.words} words, {count.markers} phrases ({share:.1f} per 1,000), {count.long} long")
     words, markers, long = (sum(getattr(c, k) for c in found.values()) for k in ("words", "markers", "long"))
     print(f"all: {words} words, {markers} phrases ({1000 * markers / words:.1f} per 1,000), {long} long sentences")
 

@@ -29,7 +29,7 @@ def test_every_limit_is_of_something_that_exists() -> None:
     ("text", "markers", "long"),
     [
         ("The report lists the integers.", 0, 0),
-        ("The report says which whole numbers are none.", 3, 0),
+        ("The report said which whole numbers are none.", 3, 0),
         ("`The report says`", 0, 0),
         ("a " * 31, 0, 1),
         ("a " * 30 + ". " + "B " * 30, 0, 0),

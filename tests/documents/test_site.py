@@ -105,7 +105,7 @@ def test_the_configuration_reference_has_every_key_with_its_comment_and_default(
             assert key.comment or key.path[0] == "schema" or key.path[-1] == "name", (path.name, key.name)
     top = {key.name: key for key in configuration._top_keys()}
     assert top["annotate.min_bits"].default == "4" and top["annotate.min_bits"].kind == "int"
-    assert top["annotate.min_bits"].comment == "floor of every choice of bits"
+    assert top["annotate.min_bits"].comment == "minimum of every choice of bits"
     assert [name for name, key in top.items() if not key.comment] == []
     greedy = {key.name: key for key in configuration.keys(configuration.CONF / "search" / "greedy.yaml")}
     assert greedy["max_evaluations"].default == "400"

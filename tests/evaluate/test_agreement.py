@@ -13,14 +13,13 @@ from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, f
 from quantpipe.evaluate.compared_tensors import island_entries, watched
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.layers import ELEMENTS, FEWEST, layer_report, samples_for
-from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.outputs import summary
 from quantpipe.types import Form, QuantPlan
 from tests.lint.test_lint import attention
-from tests.ops.line import Line, Net, line
-from tests.ops.test_every_op import line_of
+from tests.ops.line import Line, Net, hardware, line
+from tests.ops.test_every_op import graph_of, line_of
 
 FORMS = [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("ort_cpu", "integer"), ("vta", "integer")]
 
@@ -75,19 +74,17 @@ def test_counts_are_of_every_element_of_every_tensor() -> None:
     assert (found.differing, found.behind_float, found.real_inexact, found.max_lsb) == (0, 0, 0, 0.0)
     assert found.first_tensor is None and found.samples == len(made.samples) and not found.warnings
     names = [(s.session, s.decides, s.elements) for s in found.sessions]
-    default = "session.x64quantprecision=1" if pairs_saturate() else "default"
-    assert names[:2] == [(default, True, found.elements), (default, True, found.real_elements)]
+    assert names[:2] == [("default", True, found.elements), ("default", True, found.real_elements)]
     assert names[-1] == ("optimization off", False, found.elements)
 
 
-@pytest.mark.parametrize("saturate", [False, True])
-def test_sessions_of_both_kinds_of_host_are_compared(saturate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pairs saturate, exact sums decide and the default session stands beside them; elsewhere it is reversed."""
-    monkeypatch.setattr("quantpipe.evaluate.agreement.pairs_saturate", lambda: saturate)
-    made = line_of("conv_chain", "ort_cpu", "auto")
+@pytest.mark.parametrize("isa", ["any", "vnni"])
+def test_the_session_that_a_file_names_decides(isa: str) -> None:
+    """A default session where it is exact on every processor; else the one with the option that the metadata name."""
+    made = line(graph_of("conv_chain"), hardware("ort_cpu", isa=isa))
     kinds = [(k.name, k.decides) for k in session_kinds(made.realize(made.plan(), "qdq").model)]
     exact, default = "session.x64quantprecision=1", "default"
-    first, other = (exact, default) if saturate else (default, exact)
+    first, other = (default, exact) if isa == "any" else (exact, default)
     assert kinds == [(first, True), (first, True), (other, False), ("optimization off", False)]
 
 

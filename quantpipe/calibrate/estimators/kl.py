@@ -66,15 +66,9 @@ class KL:
 
 
 def best_bin(counts: Floats, levels: int, stride: int) -> int | None:
-    """Return the number of bins i with the least divergence, the greatest of equals; None when nothing can be told.
+    """Return the number of bins with the minimum divergence, the largest of equals; None if undecidable.
 
-    Args:
-        counts: magnitudes per bin, `[n]`.
-        levels: how many integers there are for them.
-        stride: how many bins lie between two candidates.
-
-    Returns:
-        The number of bins, or None.
+    `counts` are magnitudes per bin, `[n]`, for `levels` integers; `stride` is the distance of two candidates in bins.
     """
     filled = np.flatnonzero(counts)
     used = int(filled[-1]) + 1 if len(filled) else 0

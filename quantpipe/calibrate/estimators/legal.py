@@ -46,16 +46,8 @@ def mirrored(stats: TensorStats, schema: TensorSchema) -> bool:
 def legal_range(low: float, high: float, stats: TensorStats, schema: TensorSchema) -> Range:
     """Return the range an estimator means by low and high: [-T, T] where the schema mirrors, T = max(-low, high).
 
-    symmetric_with_uint8 on non-negative data: [0, high]. asymmetric: cut to [min(0, minimum), max(0, maximum)].
-
-    Args:
-        low: least value, real units.
-        high: greatest value, real units.
-        stats: the statistics of the tensor.
-        schema: how ranges become scales.
-
-    Returns:
-        The range.
+    symmetric_with_uint8 on non-negative data: [0, high]. asymmetric: cut to [min(0, minimum), max(0, maximum)]. All
+    values are in real units.
     """
     if mirrored(stats, schema):
         threshold = max(-low, high)

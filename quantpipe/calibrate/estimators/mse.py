@@ -111,18 +111,11 @@ def expected_errors(
 ) -> Floats:
     """Return the mean of (x - s·k(x))², k(x) = clip(rint(x/s), least, greatest), for `[J]` candidates.
 
-    x is uniform inside each bin `[edges[i], edges[i+1]]`, so the mean over a bin is (F(b) - F(a))/(b - a) with the
-    antiderivative F(x) = s³·(k/12 + u³/3), u = x/s - k, which is continuous and covers rounding and clipping at once.
+    x is uniform inside each bin `[edges[i], edges[i+1]]`, so the mean over a bin is (F(b) - F(a))/(b - a). The
+    antiderivative F(x) = s³·(k/12 + u³/3), u = x/s - k, is continuous and covers rounding and clipping at once.
 
-    Args:
-        counts: values per bin, `[n]`.
-        edges: borders of the bins, `[n+1]`, real units.
-        scale: s of each candidate, `[J]`.
-        least: least k of each candidate, `[J]`.
-        greatest: greatest k of each candidate, `[J]`.
-
-    Returns:
-        The errors `[J]`, real units squared.
+    `counts` are `[n]`, `edges` `[n+1]` in real units, and `scale`, `least` and `greatest` `[J]`; errors are in real
+    units squared.
     """
     s = scale[:, None]
     below, above = least[:, None].astype(np.float64), greatest[:, None].astype(np.float64)
@@ -152,21 +145,12 @@ def errors_by_integer(
     *,
     greatest: NDArray[np.int64],
 ) -> Floats:
-    """Return what `expected_errors` does, at a cost of J·(greatest - least) instead of J·n.
+    """Return the errors of `expected_errors`, at a cost of J·(greatest - least) instead of J·n.
 
     It needs more than two bins, none of them narrow. With H(t) = E[max(t - x, 0)] and the borders t_k = (k + 1/2)·s
     between integers, summation by parts gives E[(x - s·k(x))²] = E[(x - s·greatest)²] - 2·s·sum_k H(t_k), k = least ..
     greatest - 1. H is quadratic in each bin. The inner edges are equally spaced; the outer ones may be nearer.
-
-    Args:
-        counts: values per bin, `[n]`.
-        edges: borders of the bins, `[n+1]`, real units.
-        scale: s of each candidate, `[J]`.
-        least: least k of each candidate, `[J]`.
-        greatest: greatest k of each candidate, `[J]`.
-
-    Returns:
-        The errors `[J]`, real units squared.
+    Arguments are as in `expected_errors`.
     """
     total, below, density = float(counts.sum()), np.cumsum(counts) - counts, counts / np.diff(edges)
     middles = (edges[1:] + edges[:-1]) / 2
@@ -190,12 +174,8 @@ def errors_by_integer(
 
 
 def narrow_bins(edges: Floats) -> NDArray[np.bool_]:
-    """Return which bins have no width: those of a constant tensor, or of an extreme that lies on a border.
+    """Return which bins `[n]` of borders `[n+1]` have no width.
 
-    Args:
-        edges: borders of the bins, `[n+1]`.
-
-    Returns:
-        True for bins without width, `[n]`.
+    They belong to a constant tensor, or to an extreme that is exactly on a border.
     """
     return np.asarray(np.diff(edges) <= 1e-9 * np.abs(edges[1:]))

@@ -29,19 +29,9 @@ class Entries:
 
 
 def extremes(name: str, low: float, high: float, where: str) -> TensorStats:
-    """Return the statistics of a tensor of which only the extremes are known.
+    """Return the statistics of a tensor of which only the extremes are known, in real units.
 
-    Args:
-        name: the tensor.
-        low: least value, real units.
-        high: greatest value, real units.
-        where: the place, as errors name it.
-
-    Returns:
-        The statistics.
-
-    Raises:
-        ArtifactError: unless low <= high, both finite.
+    Raises ArtifactError unless low <= high, both finite.
     """
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ArtifactError(

@@ -21,12 +21,8 @@ _SHOWN = 8
 def load_profile(path: Path, graph: Graph, measured: Sequence[str]) -> Profile:
     """Return the statistics of the `measured` tensors of this model, from any of the formats of `read_entries`.
 
-    `Profile.loaded` records file, format, derived and unknown names, and warnings.
-
-    Raises:
-        ArtifactError: for the profile of another model (our own files name it), and for tensors that the file neither
-            has
-            nor lets derive.
+    `Profile.loaded` records file, format, derived and unknown names, and warnings. Raises ArtifactError for the profile
+    of another model (our own files name it), and for tensors that the file neither has nor lets derive.
     """
     entries = read_entries(path)
     if entries.profile is not None and entries.profile.model_hash != graph.model_hash:

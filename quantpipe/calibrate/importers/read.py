@@ -21,10 +21,9 @@ LEGAL = (
 
 
 def read_entries(path: Path) -> Entries:
-    """Return what the file says.
+    """Return the entries of a file.
 
-    Raises:
-        ArtifactError: when it cannot be read, is damaged, or is of no known format.
+    Raises ArtifactError when it cannot be read, is damaged, or is of no known format.
     """
     where = str(path)
     try:

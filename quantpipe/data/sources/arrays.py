@@ -41,8 +41,7 @@ class Header:
 def member_names(path: Path) -> tuple[str, ...] | None:
     """Return the keys of a .npz file, or None when `path` is a single array (.npy).
 
-    Raises:
-        DataError: if it is neither.
+    Raises DataError if it is neither.
     """
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "no such file"
@@ -97,14 +96,7 @@ class ArrayFile:
         return self._header.dtype
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of some rows.
-
-        Args:
-            indices: the rows, `[n]`.
-
-        Returns:
-            `[n, …]` in the file's type.
-        """
+        """Return a copy of the rows `indices`, `[n, …]` in the file's type."""
         if not self.shape[0]:
             return np.empty((len(indices), *self.shape[1:]), self.dtype)
         try:

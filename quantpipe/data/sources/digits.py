@@ -85,8 +85,7 @@ class DigitsDataset:
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit.
+        Raises DataError where they do not fit.
         """
         source = self.source()
         train, held_out = digits_parts(len(source))

@@ -24,15 +24,9 @@ INK = 1 / 8
 
 
 def columns_of(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the columns and the attention mask of images.
+    """Return the columns `[N, 8, 8]` and the attention mask `[N, 8]` of images `[N, 8, 8]` (values from 0 to 1).
 
-    The first axis behind N is that of the sequence. An image without ink keeps all its columns.
-
-    Args:
-        images: `[N, 8, 8]`, values from 0 to 1.
-
-    Returns:
-        The columns `[N, 8, 8]` and the mask `[N, 8]`.
+    The first axis after N is the sequence. An image without ink keeps all its columns.
     """
     ink: NDArray[np.bool_] = np.any(images > INK, axis=1)
     ink |= ~ink.any(axis=1, keepdims=True)

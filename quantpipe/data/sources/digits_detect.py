@@ -41,15 +41,9 @@ SCENES: Mapping[str, tuple[int, int]] = {"calibrate": (128, 11), "search": (128,
 def scene(
     digits: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[NDArray[np.uint8], Objects]:
-    """Return one scene and what it shows.
+    """Return one scene `[64, 64]` and its objects, whose boxes are fractions of its width and height.
 
-    Args:
-        digits: `[n, 8, 8]`, values 0 to 16.
-        labels: class of each digit, `[n]`.
-        rng: draws digits, sizes, places and the ground.
-
-    Returns:
-        The picture `[64, 64]`, and its objects, whose boxes are parts of its width and height.
+    `digits` are `[n, 8, 8]`, values 0 to 16, with labels `[n]`; `rng` draws digits, sizes, places and the ground.
     """
     ground = rng.uniform(0.0, 0.3) + rng.uniform(-0.1, 0.1) * np.linspace(-1, 1, SIDE)[:, None]
     canvas = np.clip(ground + rng.normal(0.0, 0.03, (SIDE, SIDE)), 0.0, 1.0)
@@ -75,13 +69,9 @@ def scene(
 def scenes(
     digits: NDArray[np.uint8], labels: NDArray[np.int64], count: int, seed: int
 ) -> tuple[NDArray[np.uint8], tuple[Objects, ...]]:
-    """Return `count` scenes `[count, 64, 64, 1]`, and what each shows.
+    """Return `count` scenes `[count, 64, 64, 1]`, and the objects in each.
 
-    Args:
-        digits: `[n, 8, 8]`, values 0 to 16.
-        labels: class of each digit, `[n]`.
-        count: how many.
-        seed: what they are drawn by.
+    `digits` are `[n, 8, 8]`, values 0 to 16, with labels `[n]`.
     """
     rng = np.random.default_rng(seed)
     found = [scene(digits, labels, rng) for _ in range(count)]
@@ -118,8 +108,7 @@ class DigitsDetectDataset:
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit.
+        Raises DataError where they do not fit.
         """
         digits, labels = digits_arrays()
         train, held_out = digits_parts(len(digits))

@@ -94,16 +94,8 @@ def classes_of(
 ) -> dict[str, int] | None:
     """Return the class index of each name; None where there are no classes.
 
-    The names are those of the CSV file `labels`, else those of the sub-folders of all folders.
-
-    Args:
-        folders: the folders.
-        labels: the CSV file, or None.
-        columns: its columns.
-        outputs_classes: the model's number of classes; None: not known.
-
-    Returns:
-        Name -> class index, or None.
+    The names are those in the CSV file `labels`, else the names of the sub-folders of all folders. `outputs_classes` is
+    the model's number of classes, if known.
     """
     if labels is not None:
         return read_labels(Path(str(labels)).expanduser(), columns)

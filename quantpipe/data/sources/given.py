@@ -92,8 +92,7 @@ class GivenDataset(Options):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit.
+        Raises DataError where they do not fit.
         """
         sets = self.given
         if isinstance(sets, SampleSets):
@@ -116,8 +115,7 @@ class GivenDataset(Options):
 def source_of(given: Any, where: str, sequence: str | None = None) -> Source:
     """Return the source of samples in any of their forms.
 
-    Raises:
-        DataError: for what is none of them.
+    Raises DataError for any other object.
     """
     labels = None
     if isinstance(given, tuple):

@@ -54,8 +54,7 @@ class PictureSource:
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         """Include mode, relative path and content of these pictures in a digest.
 
-        Raises:
-            DataError: where a file cannot be read.
+        Raises DataError where a file cannot be read.
         """
         hasher.update(self._mode.encode())
         for index in indices:
@@ -113,8 +112,7 @@ class ImageFolderDataset(FileOptions):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit, or a file is unusable.
+        Raises DataError where they do not fit, or a file is unusable.
         """
         preprocess, paths = Preprocess.of(self.preprocess), self.paths()
         channels = _channels(self.data_inputs(inputs), preprocess)

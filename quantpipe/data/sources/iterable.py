@@ -181,8 +181,7 @@ class CallableDataset(Options):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit.
+        Raises DataError where they do not fit.
         """
         function = checked_function(self.target, KEY)
         if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):

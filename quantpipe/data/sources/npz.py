@@ -116,8 +116,7 @@ class NpzDataset(FileOptions):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit, or a file is unusable.
+        Raises DataError where they do not fit, or a file is unusable.
         """
         preprocess = Preprocess.of(self.preprocess)
         layout = one_of(SourceLayout, self.source_layout, "dataset.source_layout")

@@ -36,13 +36,9 @@ class Columns:
         self.dtype, self.width, self.rows = dtype, width, 0
 
     def append(self, values: Sequence[NDArray[Any]]) -> None:
-        """Add rows, column by column.
+        """Add rows: one array `[n]` per column.
 
-        Args:
-            values: one array `[n]` per column.
-
-        Raises:
-            StorageError: when the disk is full.
+        Raises StorageError when the disk is full.
         """
         piece = np.stack([np.asarray(v).astype(self.dtype) for v in values], axis=1)
         try:
@@ -56,14 +52,7 @@ class Columns:
         self.rows += len(piece)
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of some rows, `[len(indices), columns]`.
-
-        Args:
-            indices: the rows, `[n]`.
-
-        Returns:
-            `[n, columns]`.
-        """
+        """Return a copy of some rows, `[len(indices), columns]`."""
         if not self.rows:
             return np.empty((len(indices), self.width), self.dtype)
         mapped = np.memmap(self._file, dtype=self.dtype, mode="r", shape=(self.rows, self.width))
@@ -125,8 +114,7 @@ class TableSource:
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return these rows by field, in the fields' shapes.
 
-        Raises:
-            DataError: for a row with a value that is missing or no number.
+        Raises DataError for a row with a missing or non-numeric value.
         """
         for index in indices if self._bad else ():
             if int(index) in self._bad:
@@ -149,17 +137,7 @@ class TableSource:
 
 
 def integers(file: TableFile, column: str, classes: Sequence[str] | None, what: str) -> NDArray[np.int64]:
-    """Return a column of whole numbers, or of the names in `classes` (then their positions).
-
-    Args:
-        file: the table.
-        column: the column.
-        classes: the names of classes, or None.
-        what: what the column holds, as errors name it.
-
-    Returns:
-        The numbers `[rows]`.
-    """
+    """Return a column `[rows]` of integers, or of names in `classes` (then their positions)."""
     place = {str(name): i for i, name in enumerate(classes or ())}
     found: list[int] = []
     for (texts,) in file.texts([column]):
@@ -192,8 +170,7 @@ class TableDataset(FileOptions):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit, or a file is unusable.
+        Raises DataError where they do not fit, or a file is unusable.
         """
         sources = {role: self._source(path, inputs) for role, path in self.paths().items()}
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)

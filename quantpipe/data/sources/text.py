@@ -140,10 +140,9 @@ class TextSource:
         return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
-        """Return the arrays that the tokenizer gives for these texts, by field.
+        """Return the tokenizer's arrays for these texts, by field.
 
-        Raises:
-            DataError: where it gives other fields than for the first text.
+        Raises DataError where its fields differ from the fields of the first text.
         """
         found = [self._arrays(int(index)) for index in indices]
         for index, arrays in zip(indices, found, strict=True):
@@ -174,8 +173,7 @@ class TextDataset(FileOptions):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit, or a file is unusable.
+        Raises DataError where they do not fit, or a file is unusable.
         """
         tokenizer, lengths = checked_function(self.tokenizer, KEY), Lengths(self.max_length, self.pad)
         sources = {

@@ -80,14 +80,9 @@ class Waveform:
         return -(-count * ratio.numerator // ratio.denominator)
 
     def cut(self, wave: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """Return one sample of a recording, cut at its end or filled up with zeros there.
+        """Return one sample of a recording, both `[channels, time]`, cut at its end or padded with zeros there.
 
-        Args:
-            wave: the recording, `[channels, time]`.
-            number: the number of the frame.
-
-        Returns:
-            `[channels, time]`.
+        `number` is the number of the frame.
         """
         start = number * (self.hop or self.frame or 0)
         wanted = self.frame or self.length
@@ -173,8 +168,7 @@ class SoundSource:
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return the arrays of these recordings or frames, by field.
 
-        Raises:
-            DataError: where the function of features gives other fields than for the first recording.
+        Raises DataError where the fields of the feature function differ from the fields of the first recording.
         """
         found = [self._sample(int(index)) for index in indices]
         for index, arrays in zip(indices, found, strict=True):
@@ -276,8 +270,7 @@ class WavFolderDataset(FileOptions):
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
-        Raises:
-            DataError: where they do not fit, or a file is unusable.
+        Raises DataError where they do not fit, or a file is unusable.
         """
         if self.feature is not None and not callable(self.feature):
             raise ConfigError(f"is {self.feature!r}; it must name a function, package.module:function.", where=KEY)

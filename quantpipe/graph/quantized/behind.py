@@ -39,10 +39,9 @@ class Behind:
         return tuple(t.tensor for t in self.given.tensors) if self.given is not None and self.given.keep.tensors else ()
 
     def settled(self, run: Callable[[ir.Model, list[str]], Feeds]) -> ir.Model:
-        """Return the model without those clamps that change nothing: no tool left them out.
+        """Return the model without clamps that change nothing: no tool left them out.
 
-        Args:
-            run: runs a model on samples and gives the values of the named tensors.
+        `run` runs a model on samples and returns the values of the named tensors.
         """
         if not self.clamps:
             return self.model
@@ -67,17 +66,9 @@ class Behind:
 
 
 def behind(model: ir.Model, keep: Keep) -> Behind:
-    """Return the float model behind a model.
+    """Return the float model of a quantized file, and the grids that the file gives.
 
-    Args:
-        model: the model as it is written.
-        keep: what of a quantized model is kept.
-
-    Returns:
-        The float model, and what the file gives.
-
-    Raises:
-        ModelError: for a quantized file that contradicts itself.
+    Raises ModelError for a quantized file that contradicts itself.
     """
     if not is_quantized(model):
         return Behind(model, model)

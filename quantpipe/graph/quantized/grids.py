@@ -46,21 +46,13 @@ def whole(value: ir.Value | None) -> NDArray[Any] | None:
 def grid_of(
     node: ir.Node, scale: ir.Value | None, zero: ir.Value | None, stored: ir.Value | None, *, axis: int | None = None
 ) -> Grid | None:
-    """Return the grid that a node's scale and zero point make; None where they are computed at run time.
+    """Return the grid of a node's scale and zero point; None where they are computed at run time.
 
-    Args:
-        node: the node, which errors name.
-        scale: its scale.
-        zero: its zero point; None: 0.
-        stored: the integers, whose type it is where there is no zero point.
-        axis: the axis of channels, for a scale with several elements.
+    A zero point of None is 0; `stored` gives the type then. `axis` is the axis of channels, for a scale with several
+    elements.
 
-    Returns:
-        The grid.
-
-    Raises:
-        ModelError: for scales that are no positive numbers (of constants: negative ones, too), zero points of another
-            type or beyond it, and numbers of scales and zero points that differ.
+    Raises ModelError for scales that are not positive (constants may have negative ones), zero points of another type
+    or out of range, and different numbers of scales and zero points.
     """
     steps, offset = constant(scale), whole(zero)
     if steps is None or (zero is not None and offset is None):
@@ -120,19 +112,10 @@ def hull(grids: Sequence[Grid]) -> Grid:
 
 
 def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, *, block: int = 0) -> NDArray[np.float32]:
-    """Return the real numbers of a constant's integers.
+    """Return the real values of a constant's integers, f32(q - z) · s, in the same shape.
 
-    Args:
-        node: the node that says how, which errors name.
-        values: the integers.
-        grid: their grid.
-        block: how many integers along `grid.axis` share a scale; 0: all of a channel.
-
-    Returns:
-        f32(q - z) · s, in the shape of the integers.
-
-    Raises:
-        ModelError: for an axis that the constant does not have, or whose length is not that of the scales.
+    `block` integers along `grid.axis` share a scale; 0: all of a channel. Raises ModelError for an axis that the
+    constant does not have, or whose length does not fit the scales.
     """
     if grid.single:
         return intmath.dequantize(values, grid.scale, grid.zero)
@@ -168,16 +151,7 @@ def _blocks(node: ir.Node, values: NDArray[Any], grid: Grid, *, axis: int, block
 
 
 def unpacked(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Return integers of 2, 4 or 8 bits that lie packed along the last axis, the first in the low bits.
-
-    Args:
-        packed: bytes `[..., B]`.
-        bits: bits of an integer.
-        count: how many of the integers are meant.
-
-    Returns:
-        The integers, `[..., count]` uint8.
-    """
+    """Return integers `[..., count]` uint8 of 2, 4 or 8 bits, packed along the last axis, the first in the low bits."""
     each = 8 // bits
     shifts = np.arange(each, dtype=np.uint8) * np.uint8(bits)
     parts = (packed[..., np.newaxis] >> shifts) & np.uint8((1 << bits) - 1)

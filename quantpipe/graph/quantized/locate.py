@@ -29,15 +29,9 @@ LARGEST = 24
 
 
 def located(given: Imported, original: Graph, graph: Graph) -> Imported:
-    """Return what a file gives by the names of the cleaned model.
+    """Return a file's grids and integers by the names of the cleaned model, with what is lost and why.
 
-    Args:
-        given: what the file gives, by the names of the float model before its clean-up.
-        original: that model.
-        graph: the cleaned model.
-
-    Returns:
-        The same, with what is lost and why.
+    `given` has the names of `original`, the float model before its clean-up.
     """
     known = {t for node in graph.nodes for t in node.outputs} | graph.input_names | set(graph.constant_names())
     lost: dict[str, str] = {}

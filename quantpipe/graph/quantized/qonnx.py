@@ -43,17 +43,10 @@ TRUNC_WITH_SCALE = 6
 def as_qdq(model: ir.Model, *, exact: bool = False) -> bool:
     """Write QONNX's nodes as Q, Clip and DQ, in place; return whether there were any.
 
-    Args:
-        model: the model.
-        exact: compute what the nodes do, bits that Trunc drops included. Else what they stand for in real numbers,
-            where nothing is dropped.
+    `exact`: compute what the nodes do, bits that Trunc drops included; else the real values that they represent, where
+    nothing is dropped.
 
-    Returns:
-        Whether it had such nodes.
-
-    Raises:
-        ModelError: for what these do not express: more than 16 bits, other roundings, zero points beyond the bits, and
-            ops that only QONNX has.
+    Raises ModelError for more than 16 bits, other roundings, zero points beyond the bits, and ops that only QONNX has.
     """
     nodes = [n for n in model.graph if n.domain in QONNX]
     for node in nodes:

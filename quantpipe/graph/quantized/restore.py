@@ -79,16 +79,9 @@ def runnable(model: ir.Model) -> ir.Model:
 
 
 def restore(model: ir.Model) -> Restored:
-    """Return the float model behind a quantized one.
+    """Return the float model of a quantized one, which stays as it is, and the grids that the file gives.
 
-    Args:
-        model: the model as it is written; it is left as it is.
-
-    Returns:
-        The float model, and what the file gives.
-
-    Raises:
-        ModelError: for a file that contradicts itself.
+    Raises ModelError for a file that contradicts itself.
     """
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)

@@ -27,19 +27,10 @@ WIDER = {
 
 
 def upright(node: ir.Node, values: NDArray[Any], grid: Grid) -> tuple[NDArray[Any], Grid]:
-    """Return integers and a grid of positive scales with the same real numbers; both as they are where they have them.
+    """Return integers and a grid of positive scales with the same real values; unchanged if scales are positive.
 
-    Args:
-        node: the node that says how they are read, which errors name.
-        values: the integers.
-        grid: their grid.
-
-    Returns:
-        The integers q where s > 0 and 2·z - q where s < 0, and the grid of |s|; less z in a wider signed type where
-        the type does not hold them.
-
-    Raises:
-        ModelError: for integers of 16 bits whose mirror image does not fit.
+    The integers are q where s > 0 and 2·z - q where s < 0, on the grid of |s|. Where the type does not hold them, they
+    are less z, in a wider signed type. Raises ModelError for 16-bit integers whose mirror image does not fit.
     """
     if grid.scale.ndim > 1 or np.all(grid.scale >= 0) or grid.dtype.bits > 16:
         return values, grid

@@ -101,17 +101,9 @@ class Walk:
         attributes: dict[str, Any] | None = None,
         output: str = "",
     ) -> ir.Value:
-        """Insert a float node where an integer one stands, and return its result.
+        """Insert a float node in place of an integer one, whose name it takes, and return its result.
 
-        Args:
-            like: the integer node, whose name it takes.
-            op: the float op.
-            inputs: its inputs.
-            attributes: its attributes by name; None: those of the integer node.
-            output: the name of its result; empty: the one that follows from the integer node's.
-
-        Returns:
-            The result.
+        `attributes=None`: those that the integer node has. An empty `output` is named after the integer node's output.
         """
         name = output or self.real_name(like.outputs[0])
         if attributes is None:
@@ -126,16 +118,9 @@ class Walk:
         return found
 
     def constant(self, node: ir.Node, integers: ir.Value, grid: Grid, *, block: int = 0) -> ir.Value:
-        """Return the real constant of constant integers, and note these.
+        """Return the real constant of constant integers (an initializer), and record the integers.
 
-        Args:
-            node: the node that says how they are read.
-            integers: the integers, an initializer.
-            grid: their grid.
-            block: how many of them along `grid.axis` share a scale.
-
-        Returns:
-            The constant.
+        `block` integers along `grid.axis` share a scale.
         """
         known, values = self.stored.get(integers), whole(integers)
         assert values is not None  # noqa: S101  (asked for constants only)
@@ -150,18 +135,9 @@ class Walk:
     def given(
         self, node: ir.Node, integers: ir.Value, values: NDArray[Any], grid: Grid, *, block: int = 0, name: str = ""
     ) -> ir.Value:
-        """Return a new real constant made of integers, and note these.
+        """Return a new real constant made of integers, and record the integers.
 
-        Args:
-            node: the node that says how they are read.
-            integers: the file's value that holds them, in some form.
-            values: the integers.
-            grid: their grid.
-            block: how many of them along `grid.axis` share a scale.
-            name: the name that is wanted; empty: what follows from that of the integers.
-
-        Returns:
-            The constant.
+        `block` integers along `grid.axis` share a scale. An empty `name` follows from the name of the integers.
         """
         values, grid = upright(node, values, grid)
         array = dequantized(node, values, grid, block=block)

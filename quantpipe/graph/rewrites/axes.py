@@ -29,14 +29,10 @@ SMALL = 8
 
 
 def axes_joined(model: ir.Model, infer: Infer) -> ir.Model:
-    """Return a copy of a model in which equal sizes of axes are computed once; the model itself where none are read.
+    """Return a copy of a model in which equal axis sizes are computed once; the model itself if none is read.
 
-    Args:
-        model: the model; names of axes that it declares are trusted.
-        infer: gives the axes of each tensor of a model.
-
-    Returns:
-        The copy, whose tensors have the axes that were found.
+    Declared names of axes are trusted. `infer` gives the axes of each tensor; tensors of the copy have the axes that it
+    found.
     """
     if sum(is_op(node, SHAPE) for node in model.graph) < 2 or not any(is_op(node, *DENSE) for node in model.graph):
         return model

@@ -40,10 +40,9 @@ def rows_flattened(model: ir.Model) -> ir.Model:
 
 
 def flatten_rows(graph: ir.Graph) -> None:
-    """Write each MatMul by a constant matrix and the Add of a constant vector behind it as Gemm on flat rows.
+    """Write each MatMul by a constant matrix, and a constant Add after it, as Gemm on flat rows, in place.
 
-    Args:
-        graph: The graph, in topological order; it is changed. Layers whose input has no known number of axes stay.
+    The graph is in topological order. Layers whose input has an unknown number of axes stay.
     """
     rows = _Rows(graph)
     for node in list(graph):

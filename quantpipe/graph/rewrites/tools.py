@@ -51,16 +51,7 @@ def only_user(value: ir.Value, graph: ir.Graph) -> ir.Node | None:
 
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """Add an initializer under a name that is free, and return it.
-
-    Args:
-        graph: the graph, which is changed.
-        name: the name that is wanted.
-        array: its content.
-
-    Returns:
-        The initializer.
-    """
+    """Add an initializer under a free name close to `name`, and return it."""
     taken, candidate, number = graph.initializers, name, 1
     while candidate in taken:
         number += 1
@@ -80,18 +71,9 @@ def new_node(
     name: str | None,
     attributes: Mapping[str, Any] | None = None,
 ) -> ir.Value:
-    """Insert a node with one output, and return the output.
+    """Insert a node with one output before `before`, and return the output.
 
-    Args:
-        graph: the graph, which is changed.
-        before: the node that the new one stands before.
-        op: the op.
-        inputs: what it reads; None for an absent optional input.
-        name: the node's name; None: one is made.
-        attributes: the attributes by name.
-
-    Returns:
-        The output.
+    An input of None is an absent optional input; a name of None is generated.
     """
     attrs = convert_attributes(dict(attributes or {}))
     node = ir.Node("", op, inputs=list(inputs), attributes=attrs, num_outputs=1, name=name)
@@ -108,12 +90,9 @@ def take_place(old: ir.Value, new: ir.Value) -> None:
 
 
 def outside(graph: ir.Graph, body: ir.Graph, name: str) -> ir.Value | None:
-    """Return the constant of that name of a graph; one of a body within it moves to the graph first.
+    """Return the graph's constant of that name; a body's constant moves to the graph first. None if neither has it.
 
-    What a body reads from outside is known by its name: copies of graphs have values of their own.
-
-    Returns:
-        The initializer of the graph; None where neither has one.
+    Values that a body reads from outside are found by name, because copies of graphs have values of their own.
     """
     if name in body.initializers and name not in graph.initializers:
         graph.register_initializer(body.initializers.pop(name))

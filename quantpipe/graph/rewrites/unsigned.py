@@ -32,13 +32,10 @@ Zero = tuple[ir.Node, int]
 
 
 def unsigned_weights(model: ir.Model) -> ir.Model:
-    """Return a copy of the model in which int8 weights in files are uint8 ones in files.
+    """Return a copy of the model in which int8 weights in files are uint8 weights in files.
 
-    Only weights change of which every reader multiplies uint8 data by them. The model itself is returned where there
-    are none.
-
-    Raises:
-        StorageError: where the disk has no room.
+    Only weights change whose readers all multiply uint8 data by them. The model itself is returned if there are no such
+    weights. Raises StorageError where the disk has no room.
     """
     if not any(_zeros_of(value) for value in model.graph.initializers.values()):
         return model

@@ -121,15 +121,10 @@ def clamp(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def window_loops(node: Node, data: Buffer, out: Buffer, *, begin: str, inner: str, done: str) -> str:
-    """Return loops over the windows of a pool.
+    """Return loops over the windows of a pool with input `[N, C, *map]`.
 
-    Args:
-        node: The pool.
-        data: Its input `[N, C, *map]`.
-        out: Its result.
-        begin: What stands before a window.
-        inner: What is done at the element `at` of the input.
-        done: What is done behind a window, for the element `place` of the result, of channel `c`.
+    `begin` precedes a window, `inner` runs at the element `at` of the input, and `done` runs after a window, for the
+    element `place` of the result, of channel `c`.
     """
     taps = list(node.attr("kernel_shape"))
     rank = len(taps)

@@ -53,8 +53,7 @@ class CForm:
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the file.
 
-        Raises:
-            HardwareError: For nodes in float, and for what C cannot hold, with the nodes.
+        Raises HardwareError that names the nodes in float, and those that C cannot hold.
         """
         walk = walked(graph, topology, plan)
         text = _text(walk, made.entries(graph, plan, self.name))

@@ -84,14 +84,9 @@ class Step:
 
 
 def place(steps: Sequence[Step], kept: Sequence[Buffer]) -> dict[int, int]:
-    """Give every buffer an offset in the block of its width, first fit in the order in which they are made.
+    """Give every buffer an offset in the block of its width, first fit, in the order of the statements.
 
-    Args:
-        steps: The statements in order.
-        kept: Buffers that are read after the last statement.
-
-    Returns:
-        Width in bytes -> elements of its block.
+    `kept` buffers are read after the last statement. The result maps a width in bytes to the elements of its block.
     """
     last: dict[Buffer, int] = {}
     for number, step in enumerate(steps):

@@ -33,15 +33,8 @@ def shifted(source: Source, value: str, shift: int, rounding: str) -> str:
 def times_fixed(source: Source, value: str, fixed: FixedPoint, rounding: str, *, channel: str) -> str:
     """Return value · multiplier · 2^(shift - 31), rounded as the device does.
 
-    Args:
-        source: The file in the making.
-        value: The sum.
-        fixed: The number, perhaps one per channel.
-        rounding: `double`, `single` or `single_away`.
-        channel: The channel, where there are several numbers.
-
-    Raises:
-        HardwareError: For a rounding that the C form does not know.
+    `rounding` is `double`, `single` or `single_away`; HardwareError for any other. `channel` is the channel, if there
+    are several numbers.
     """
     if rounding not in helpers.KNOWN_FIXED:
         raise HardwareError(
@@ -63,13 +56,9 @@ def per_channel(source: Source, values: np.ndarray, dtype: DType, channel: str) 
 
 
 def narrowed(source: Source, r: Requantize, acc: str, *, channel: str) -> str:
-    """Return the stored integer of a sum, as an expression.
+    """Return the stored integer of a sum (a name or an expression), as an expression.
 
-    Args:
-        source: The file in the making.
-        r: How it is narrowed.
-        acc: The sum, a name or an expression.
-        channel: The channel, where numbers differ from channel to channel.
+    `channel` is the channel, if numbers differ from channel to channel.
     """
     if r.kind is RequantizeKind.FLOAT_MULTIPLIER:
         stored = _real(source, r, acc, channel)

@@ -75,10 +75,7 @@ def loops(sizes: Sequence[int], body: str, depth: int = 1) -> str:
 def regular(places: Sequence[Places]) -> tuple[list[int], list[list[int]], list[int]] | None:
     """Return loops that visit given places of several operands together: sizes, strides and offsets of each operand.
 
-    None where no few nested loops do that.
-
-    Args:
-        places: For each operand the places `[n]` in order.
+    Each operand has places `[n]`, in order. None if a few nested loops cannot do that.
     """
     rows = np.stack(places)
     sizes: list[int] = []

@@ -39,16 +39,9 @@ def missing_compiler() -> str:
 
 
 def build(text: str, folder: Path, *defines: str, flags: Sequence[str] = ()) -> Path:
-    """Return a program made of a C file, with the definitions given.
+    """Return a program made of a C file in `folder`, with the definitions given.
 
-    Args:
-        text: The file.
-        folder: Where it and the program lie.
-        defines: Names that are defined.
-        flags: More flags of the compiler.
-
-    Raises:
-        HardwareError: Where the compiler refuses it.
+    `flags` are more flags of the compiler. Raises HardwareError where the compiler rejects the file.
     """
     found = compiler()
     if found is None:

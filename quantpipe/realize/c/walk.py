@@ -45,10 +45,10 @@ class Walk:
         self._known: Mapping[str, NDArray[Any]] = {}
 
     def write(self, ops: Mapping[str, Write], program: Write) -> None:
-        """Write every kernel in order; `program` writes those that are a line of integer steps.
+        """Write every kernel in order; `program` writes kernels that are a line of integer steps.
 
-        Raises:
-            HardwareError: For nodes in float, which no integer file can hold, and for what the form cannot write.
+        Raises HardwareError for nodes in float, which an integer file cannot hold, and for kernels that the form cannot
+        write.
         """
         self._refuse_islands()
         self._known = shape_values(self.graph)
@@ -106,10 +106,9 @@ class Walk:
         self.traced.append((f"{tensor} (accumulator)" if form is Form.RAW else tensor, buffer))
 
     def parameter(self, tensor: str, node: Node) -> NDArray[Any]:
-        """Return a tensor that says how a node moves its data.
+        """Return a tensor that controls how a node moves its data.
 
-        Raises:
-            HardwareError: Where it depends on more than shapes.
+        Raises HardwareError where it depends on more than shapes.
         """
         if self.graph.is_constant(tensor):
             return self.graph.constant(tensor)

@@ -48,10 +48,7 @@ def is_binary(plan: QuantPlan) -> bool:
 def narrowing_of(binary: bool, output: Requantize, bound: int) -> Narrowing:
     """Return how a result is narrowed.
 
-    Args:
-        binary: All scales are powers of two.
-        output: What the device does.
-        bound: The greatest magnitude of the result in its own steps.
+    `binary`: all scales are powers of two. `bound` is the largest magnitude of the result in its own steps.
     """
     if output.kind is RequantizeKind.FIXED_POINT or not binary:
         return Narrowing(reason=IN_REALS)

@@ -89,18 +89,7 @@ class Qonnx(VendorQdq):
         return self._nodes(context).quant(value, Grid.of(q), f"{tensor}_quant")
 
     def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
-        """Write a clamp of real numbers where one is needed, and Quant.
-
-        Args:
-            context: the graph in the making.
-            value: the real value.
-            q: how the tensor is stored.
-            low: least integer.
-            high: greatest integer.
-
-        Returns:
-            The real values on the grid.
-        """
+        """Write a clamp of float values between `low` and `high` if needed, and Quant; return values on the grid."""
         real = self._within(context, value, q, low, high=high)
         return self._nodes(context).quant(real, Grid.of(q), q.tensor, claim=True)
 

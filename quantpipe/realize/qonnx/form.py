@@ -59,8 +59,7 @@ class QonnxForm:
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the file.
 
-        Raises:
-            HardwareError: for ops of packages, which QONNX has no node for.
+        Raises HardwareError for ops of packages, for which QONNX has no node.
         """
         rendered = written(graph, topology, plan)
         stamp(rendered.model, made.entries(graph, plan, self.name), made.version)

@@ -75,12 +75,7 @@ class Nodes:
     ) -> ir.Value:
         """Write Quant, whose result is the real values on a grid.
 
-        Args:
-            value: the real values.
-            grid: the grid.
-            output: the name of the result.
-            how: how it rounds.
-            claim: whether the result is the very tensor of that name.
+        `claim`: the result is the graph's tensor of that name.
         """
         return self._builder.op(
             "Quant", value, *self._parameters(output, grid, grid.scale), self._single(f"{output}_bits", grid.bits),
@@ -89,14 +84,9 @@ class Nodes:
         )  # fmt: skip
 
     def trunc(self, value: ir.Value, grid: Grid, output: str, *, shift: int, claim: bool = False) -> ir.Value:
-        """Write Trunc: whole steps of 2^-shift of a grid's, cut to whole ones.
+        """Write Trunc: integral steps of 2^-shift times the grid's step, cut to integral ones.
 
-        Args:
-            value: the real values.
-            grid: the grid of the result.
-            output: the name of the result.
-            shift: how many bits are cut.
-            claim: whether the result is the very tensor of that name.
+        `claim`: the result is the graph's tensor of that name.
         """
         fine = Grid(grid.scale / np.float32(2**shift), grid.zero * np.float32(2**shift), 32, grid.signed, grid.narrow)
         return self._builder.op(

@@ -29,13 +29,7 @@ Write = Callable[[int, int], None]
 def clamped(walk: Walk, kernel: Kernel, output: Requantize, order: Order, *, write: Write, fuses: bool = True) -> None:
     """Write a kernel whose result is narrowed to bounds, and keep it.
 
-    Args:
-        walk: the file in the making.
-        kernel: the kernel.
-        output: how it narrows.
-        order: the order of its result.
-        write: writes the kernel itself.
-        fuses: whether the kernel can fuse an activation.
+    `order` is the order of its result, `write` writes the kernel itself, and `fuses`: it can fuse an activation.
     """
     q = walk.plan.quantizers[kernel.output]
     name = fused(q, output.low, output.high)
@@ -56,12 +50,7 @@ def clamped(walk: Walk, kernel: Kernel, output: Requantize, order: Order, *, wri
 def limited(walk: Walk, like: str, value: int, result: int, *, steps: list[tuple[str, NDArray[np.int64]]]) -> None:
     """Write Maximum and Minimum with constants, one after the other, from `value` to `result`.
 
-    Args:
-        walk: the file in the making.
-        like: the stored tensor whose scale and type all of them have.
-        value: the tensor that is bounded.
-        result: the last tensor.
-        steps: the operators with their bounds.
+    All of them have the scale and type of the stored tensor `like`; `steps` are the operators with their bounds.
     """
     q = walk.plan.quantizers[like]
     for number, (op, bound) in enumerate(steps):

@@ -67,18 +67,10 @@ class Container:
         free: bool = False,
         data: NDArray[Any] | None = None,
     ) -> int:
-        """Add a tensor.
+        """Add a tensor with the shape of a single sample, and return its number.
 
-        Args:
-            name: its name.
-            shape: its shape, of a single sample.
-            dtype: a key of TYPES.
-            grid: what its integers mean.
-            free: whether its first axis may have any size.
-            data: its content, where it is a constant; integers of 4 bits a byte each.
-
-        Returns:
-            Its number.
+        `dtype` is a key of TYPES, `free` lets its first axis have any size, and `data` is a constant's content (4-bit
+        integers: a byte each).
         """
         found = self._schema.TensorT()
         found.name, found.shape = name, [int(d) for d in shape]
@@ -107,14 +99,9 @@ class Container:
     def operator(
         self, op: str, inputs: Sequence[int], outputs: Sequence[int], version: int = 1, **options: Any
     ) -> None:
-        """Add an operator.
+        """Add an operator, named as in the schema, such as CONV_2D.
 
-        Args:
-            op: its name in the schema, such as CONV_2D.
-            inputs: tensors by number.
-            outputs: tensors by number.
-            version: its version.
-            options: its options, by their names in the schema; `kind` names their table.
+        Inputs and outputs are numbers of tensors. `options` have their names in the schema; `kind` names their table.
         """
         kind = options.pop("kind", None)
         found = self._schema.OperatorT()
@@ -149,14 +136,9 @@ class Container:
         *,
         free: bool = True,
     ) -> bytes:
-        """Return the file.
+        """Return the file, whose inputs and outputs map names to tensors, with its metadata by name.
 
-        Args:
-            inputs: name -> tensor.
-            outputs: name -> tensor.
-            description: what the file says of itself.
-            metadata: name -> content.
-            free: whether first axes may have any size, where they are said to be free.
+        `free` lets first axes that are marked free have any size.
         """
         if not free:
             for tensor in self._tensors:
@@ -206,13 +188,6 @@ class Container:
 
 
 def packed(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return integers of 4 bits two to the byte, the first one in the low half.
-
-    Args:
-        values: the integers, any shape.
-
-    Returns:
-        The bytes, `[ceil(n / 2)]`.
-    """
+    """Return 4-bit integers two to the byte, `[ceil(n / 2)]`, the first one in the low half."""
     flat = np.append(values.reshape(-1), np.zeros(values.size % 2, values.dtype)).astype(np.uint8) & 15
     return np.asarray(flat[0::2] | (flat[1::2] << 4), np.uint8)

@@ -36,8 +36,7 @@ class TfliteForm:
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the file.
 
-        Raises:
-            HardwareError: where LiteRT's package is missing, and for nodes that the format cannot hold, all of them.
+        Raises HardwareError where LiteRT's package is missing, and for nodes that the format cannot hold, all of them.
         """
         why = litert.missing()
         if why is not None:

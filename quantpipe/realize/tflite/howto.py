@@ -31,14 +31,7 @@ def howto(
 ) -> str:
     """Return the section as Markdown.
 
-    Args:
-        file: The name of the file.
-        written: What is in it.
-        whole: Whether its inputs and outputs are the stored integers.
-        graph: The clean model.
-        plan: Every number of it.
-        given: The preprocessing.
-        kernels: Those that compute what the plan says.
+    `whole`: its inputs and outputs are the stored integers. `kernels` are those that compute the plan's integers.
     """
     kind = "the stored integers (scale and zero point: `get_input_details`)" if whole else "real numbers, preprocessed"
     name, first = next(iter(written.inputs.items()))

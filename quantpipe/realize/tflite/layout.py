@@ -32,12 +32,7 @@ def laid(shape: Sequence[int], order: Order) -> tuple[int, ...]:
 
 
 def turned(array: NDArray[Any], order: Order) -> NDArray[Any]:
-    """Return an array as it lies in memory.
-
-    Args:
-        array: the array in ONNX's order, any shape.
-        order: the order of its axes.
-    """
+    """Return an array in ONNX's order, any shape, in the order of the file's memory."""
     return np.ascontiguousarray(np.transpose(array, order))
 
 
@@ -52,22 +47,14 @@ def between(source: Order, target: Order) -> Order:
 
 
 def behind_transpose(order: Order, permutation: Sequence[int]) -> Order:
-    """Return the order in which a tensor's memory is its own transposition.
-
-    Args:
-        order: the order of the tensor.
-        permutation: that of the Transpose.
-    """
+    """Return the order in which a tensor's memory is also the memory of its transposition."""
     return tuple(tuple(permutation).index(axis) for axis in order)
 
 
 def same_memory(shape: Sequence[int], first: Order, second: Order) -> bool:
     """Return whether two orders of a tensor are the same memory: they differ in axes of one element alone.
 
-    Args:
-        shape: the shape in ONNX's order; its first axis, the samples', counts as more than one.
-        first: an order.
-        second: another one.
+    The shape is in ONNX's order; its first axis, the samples', counts as more than one.
     """
     wide = [{axis for axis, size in enumerate(shape) if size != 1 or axis == 0}] * 2
     kept = [[axis for axis in order if axis in own] for order, own in zip((first, second), wide, strict=True)]

@@ -62,16 +62,7 @@ def normalization(given: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[fl
 
 
 def written(version: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> bytes:
-    """Return the metadata of a model.
-
-    Args:
-        version: what the model's version is.
-        inputs: its inputs, in order.
-        outputs: its outputs, in order.
-
-    Returns:
-        The flatbuffer.
-    """
+    """Return the metadata of a model as a flatbuffer; its ports are in order."""
     made = _Tables()
     tensors = {"inputs": [made.tensor(p) for p in inputs], "outputs": [made.tensor(p) for p in outputs]}
     graph = made.table(SUBGRAPH, {key: made.offsets(rows) for key, rows in tensors.items()})

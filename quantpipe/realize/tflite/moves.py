@@ -15,10 +15,9 @@ from quantpipe.types import DType, Form, Kernel
 
 
 def numbers_of(walk: Walk, node: Node, port: int, attribute: str | None = None) -> list[int] | None:
-    """Return whole numbers that a node has as an operand or an attribute; None where it has neither.
+    """Return the integers in an operand or an attribute of a node; None if it has neither.
 
-    Raises:
-        HardwareError: where they are computed at run time.
+    Raises HardwareError where they are computed at run time.
     """
     if attribute is not None and attribute in node.attributes:
         value = node.attr(attribute)

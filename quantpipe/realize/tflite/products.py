@@ -21,9 +21,8 @@ from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Progra
 def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
     """Return the numbers of a kernel with a weight, as far as TFLite can hold them.
 
-    Raises:
-        HardwareError: for a result that is handed on as an accumulator, weights with zero points, and sums that
-            overflow or saturate by pairs.
+    Raises HardwareError for a result that stays an accumulator, weights with zero points, and sums that overflow or
+    saturate by pairs.
     """
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
@@ -38,8 +37,8 @@ def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, Wei
 def narrowing(walk: Walk, output: Requantize | None) -> Requantize:
     """Return how a kernel stores its result.
 
-    Raises:
-        HardwareError: where it hands on its accumulator, or narrows otherwise than by a fixed-point multiplier.
+    Raises HardwareError where its result stays an accumulator, or is narrowed otherwise than by a fixed-point
+    multiplier.
     """
     if output is None:
         raise walk.refused("its result leaves as an accumulator; legal is a stored type in `out` of the hardware file")

@@ -194,8 +194,7 @@ class TfliteRunner:
 def told_by(content: bytes, where: str) -> dict[str, Any]:
     """Return the metadata that quantpipe wrote into a .tflite file.
 
-    Raises:
-        HardwareError: where the file has none, or is no .tflite file.
+    Raises HardwareError where the file has no metadata, or is no .tflite file.
     """
     try:
         model = litert.schema().Model.GetRootAs(content)

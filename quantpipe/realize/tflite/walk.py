@@ -64,16 +64,9 @@ class Walk:
         return Grid(np.asarray(q.scale), q.zero_point)
 
     def make(self, tensor: str, order: Order, form: Form = Form.QUANTIZED, name: str | None = None) -> int:
-        """Add a tensor of the file for one of the graph, of its shape in an order.
+        """Add a tensor of the file for one of the graph, in an order of axes; return its number.
 
-        Args:
-            tensor: the tensor of the graph.
-            order: the order of its axes.
-            form: stored integers or real numbers.
-            name: its name in the file; None: the tensor's own.
-
-        Returns:
-            Its number.
+        `form`: stored integers or float values. `name=None` is the tensor's own name.
         """
         shape = laid(self.graph.shapes[tensor], order)
         if form is Form.FLOAT:
@@ -88,13 +81,7 @@ class Walk:
         return self.free and bool(order) and order[0] == 0 and not self.graph.is_constant(tensor)
 
     def temporary(self, name: str, shape: Sequence[int], like: str) -> int:
-        """Add a tensor that only the file has, stored like one of the graph.
-
-        Args:
-            name: its name.
-            shape: its shape in memory.
-            like: the tensor whose scale, zero point and type it has.
-        """
+        """Add a tensor that only the file has, stored like one of the graph; its shape is in memory order."""
         dtype = self.plan.quantizers[like].dtype
         return self.file.tensor(name, shape, dtype, grid=self.grid(like), free=self.free)
 
@@ -119,15 +106,9 @@ class Walk:
         return max(dict.fromkeys(found), key=found.count) if found else plain(rank)
 
     def get(self, tensor: str, order: Order | None = None, form: Form = Form.QUANTIZED) -> int:
-        """Return the tensor of the file that holds a tensor of the graph; it is written where it is not there yet.
+        """Return the file's tensor for a tensor of the graph (`order=None`: ONNX's own), written if missing.
 
-        Args:
-            tensor: the tensor of the graph.
-            order: the order of its axes; None: ONNX's own.
-            form: stored integers or real numbers.
-
-        Returns:
-            Its number.
+        `form`: stored integers or float values.
         """
         wanted = plain(len(self.graph.shapes[tensor])) if order is None else order
         held = self._held.setdefault((tensor, form), {})
@@ -144,8 +125,7 @@ class Walk:
     def operand(self, operand: Operand, order: Order | None = None) -> int:
         """Return a data operand of a kernel, stored.
 
-        Raises:
-            HardwareError: for an accumulator, and for an operand that must be brought to another scale.
+        Raises HardwareError for an accumulator, and for an operand that needs another scale.
         """
         if operand.form is not Form.QUANTIZED:
             raise self.refused("it reads an accumulator; TFLite's kernels read stored integers")
@@ -204,13 +184,9 @@ class Walk:
         return result
 
     def reshape(self, source: int, result: int, shape: Sequence[int], order: Order | None = None) -> None:
-        """Write a RESHAPE; the axis of the samples keeps its size, whatever it is.
+        """Write a RESHAPE to a shape in memory order; the axis of the samples keeps any size.
 
-        Args:
-            source: the tensor that is reshaped.
-            result: the reshaped tensor.
-            shape: its shape in memory.
-            order: the order of its axes, where the first one in memory need not be the samples'.
+        `order` is the order of its axes, if the first one in memory need not be the samples'.
         """
         free = self.free and bool(shape) and (order is None or order[0] == 0)
         new = [-1, *shape[1:]] if free else list(shape)

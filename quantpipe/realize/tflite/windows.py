@@ -30,14 +30,8 @@ class Window:
 def window_of(node: Node, kernel: Sequence[int], size: Sequence[int], result: Sequence[int]) -> Window:
     """Return the window of a node; one over a single axis gets a first axis of size 1.
 
-    Args:
-        node: the node.
-        kernel: the size of its window.
-        size: the spatial shape of its input.
-        result: that of its result, which says how far it is padded behind.
-
-    Returns:
-        The window; negative pads behind are rows that it does not reach.
+    `kernel` is the size of the window; `size` and `result` are the spatial shapes of input and result. Negative end
+    pads are rows that the window does not reach.
     """
     strides, dilations = (list(node.attr(k) or [1] * len(kernel)) for k in ("strides", "dilations"))
     span = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -55,17 +49,10 @@ def window_of(node: Node, kernel: Sequence[int], size: Sequence[int], result: Se
 
 
 def padded(walk: Walk, window: Window, value: int, q: Quantizer, *, fill: int) -> tuple[int, int]:
-    """Return a map with the pads of a window, and the padding that the operator behind it does.
+    """Return a map with the pads of a window, and the `padding` that the operator after it does.
 
-    Args:
-        walk: the file in the making.
-        window: the window.
-        value: the map, channels last.
-        q: how it is stored.
-        fill: the integer that it is padded with.
-
-    Returns:
-        The map, padded where the operator cannot do it, and the operator's `padding`.
+    `value` is the map, channels last; `fill` is the integer that pads it. The map is padded where the operator cannot
+    pad.
     """
     batch, *size, channels = walk.file.shape(value)
     behind = tuple(max(b, 0) for b in window.behind)
@@ -87,12 +74,9 @@ def padded(walk: Walk, window: Window, value: int, q: Quantizer, *, fill: int) -
 
 
 def plain_padding(walk: Walk, window: Window, size: Sequence[int]) -> int | None:
-    """Return the padding that an operator with a window does itself; None where it needs a Pad in front.
+    """Return the padding that an operator with a window does itself; None if it needs a Pad before it.
 
-    Args:
-        walk: the file in the making.
-        window: the window.
-        size: the spatial shape of its input.
+    `size` is the spatial shape of its input.
     """
     if not any((*window.before, *(max(b, 0) for b in window.behind))):
         return walk.file.enum("Padding", "VALID")

@@ -58,20 +58,10 @@ def write_model(
     whole: bool = False,
     provenance: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Write a plan.
+    """Write a plan as a TFLite file.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number of the integer model.
-        whole: give the file integers as inputs and outputs, as far as the plan stores them.
-        provenance: what the file is made of.
-
-    Returns:
-        The file.
-
-    Raises:
-        HardwareError: for nodes that TFLite cannot hold, all of them with the reasons.
+    `whole`: inputs and outputs are integers, as far as the plan stores them. `provenance` is recorded in the file.
+    Raises HardwareError for nodes that TFLite cannot hold, all of them with the reasons.
     """
     walk = Walk(graph, topology, plan, whole=whole)
     refused: list[str] = []

@@ -35,8 +35,7 @@ class VtaForm:
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the files.
 
-        Raises:
-            HardwareError: for kernels that VTA has no instructions for, and layers that do not fit its buffers.
+        Raises HardwareError for kernels without VTA instructions, and for layers that do not fit its buffers.
         """
         if graph.fixed_batch not in (None, 1):
             raise HardwareError(

@@ -101,11 +101,7 @@ class Instruction:
 
     @property
     def encoded(self) -> bytes:
-        """Return its 16 bytes.
-
-        Raises:
-            HardwareError: where a field does not hold its value.
-        """
+        """Return its 16 bytes; HardwareError where a field does not hold its value."""
         return _packed(LAYOUT[self.op], {"opcode": int(self.op), **self.fields}, f"{self.op.name}")
 
     @property

@@ -133,8 +133,7 @@ class Lowering:
     def layers(self) -> tuple[dict[str, Layer], dict[str, str]]:
         """Return node -> its layer, and node -> why the host runs it.
 
-        Raises:
-            HardwareError: for kernels that are neither VTA's nor moves.
+        Raises HardwareError for kernels that neither VTA runs nor only move values.
         """
         found, host, refused = dict[str, Layer](), dict[str, str](), list[str]()
         handed = self._handed_on()
@@ -173,11 +172,7 @@ class Lowering:
         return found
 
     def layer(self, kernel: Kernel, handed: dict[str, Kernel]) -> Layer:
-        """Return the layer of a kernel.
-
-        Raises:
-            HostsOwn: where VTA has no instructions for it.
-        """
+        """Return the layer of a kernel; HostsOwn where VTA has no instructions for it."""
         numbers = self.plan.kernels[kernel.node]
         node = self.graph.by_name[kernel.node]
         if isinstance(numbers, Accumulate):

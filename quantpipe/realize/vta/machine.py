@@ -48,8 +48,7 @@ class Machine:
     def run(self, program: Sequence[Instruction]) -> None:
         """Run a program to its end.
 
-        Raises:
-            HardwareError: where it reads or writes beyond a buffer, uses an op that the core lacks, or waits for ever.
+        Raises HardwareError where it reads or writes beyond a buffer, uses an op that the core lacks, or waits forever.
         """
         queues = {name: deque(i for i in program if i.queue == name) for name in QUEUES}
         tokens = dict.fromkeys(

@@ -114,9 +114,7 @@ class VtaRunner:
 def packed(values: Array, port: Mapping[str, Any]) -> NDArray[np.int8]:
     """Return the integers of one sample as vectors of 16 channels, `[blocks, height, width, 16]`.
 
-    Args:
-        values: The integers of the sample.
-        port: How they are laid out.
+    `port` describes their layout.
     """
     channels, blocks = port["channels"], port["blocks"]
     flat = values.reshape(-1, channels).T if port["rows"] else values.reshape(channels, -1)

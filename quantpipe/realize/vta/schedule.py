@@ -29,13 +29,8 @@ class Addresses:
 def schedule(layer: Layer, at: Addresses, image: Image) -> list[Instruction]:
     """Return the instructions of a layer.
 
-    Args:
-        layer: The layer.
-        at: Where its tensors lie.
-        image: The memory of constants, which gets its weights, biases and micro-operations.
-
-    Raises:
-        HardwareError: where it does not fit the buffers.
+    `at` holds the addresses of its tensors. `image`, the memory of constants, gets its weights, biases and
+    micro-operations. Raises HardwareError where the layer does not fit the buffers.
     """
     height, width = size_of_tile(layer)
     most = height * width

@@ -74,8 +74,7 @@ def patch_of(term: Term, place: Place) -> Patch:
 def size_of_tile(layer: Layer) -> tuple[int, int]:
     """Return rows and columns of the tiles of a layer.
 
-    Raises:
-        HardwareError: where not even one vector of results fits the buffers.
+    Raises HardwareError where not even one vector of results fits the buffers.
     """
     height, width = layer.result.height, layer.result.width
     while not _fits(layer, height, width):

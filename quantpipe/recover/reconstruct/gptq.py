@@ -50,7 +50,7 @@ class PairBound:
         other = np.full(len(self.order), -1)
         first, second = self.order[0:even:2], self.order[1:even:2]
         other[first], other[second] = second, first
-        place = np.argsort(order, axis=1)
+        place = np.argsort(order, axis=1, kind="stable")
         wanted = other[order]
         return np.where(wanted < 0, -1, np.take_along_axis(place, np.maximum(wanted, 0), axis=1)).T
 

@@ -74,7 +74,7 @@ class Layer:
             return None
         columns = self.form.matrix(self.node, places)[0, 0].astype(np.int64)
         wanted = ordered[int(np.flatnonzero(ordered.reshape(len(ordered), -1)[:, 0] == columns.min())[0])].reshape(-1)
-        by_place = np.argsort(columns)
+        by_place = np.argsort(columns, kind="stable")
         return PairBound(by_place[np.searchsorted(columns, wanted, sorter=by_place)], most)
 
     def solved(

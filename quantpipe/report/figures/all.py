@@ -29,11 +29,9 @@ class Drawn:
 
 
 def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
-    """Return the figures of a report.
+    """Return the figures of a report.json, in which keys may be missing.
 
-    Args:
-        report: report.json; keys may be missing.
-        data: What is drawn beside its numbers; None where that is not known.
+    `data` holds what figures show in addition; None if that is not known.
     """
     if os.environ.get(VARIABLE) == "none":
         return Drawn()

@@ -13,11 +13,9 @@ SHOWN = 24
 
 
 def along_depth(layers: Sequence[Mapping[str, Any]], stages: Sequence[StageErrors] = ()) -> str:
-    """Return how the error grows from the first tensor to the last, after each stage that left its errors.
+    """Return a figure of the error from the first tensor to the last, after each stage that recorded errors.
 
-    Args:
-        layers: Rows of the report, in the order of the model.
-        stages: The errors as earlier stages left them.
+    `layers` are rows of the report, in the order of the model.
     """
     last = [(n, row["sqnr_db"]) for n, row in enumerate(layers, 1) if row.get("sqnr_db") is not None]
     alone = [(n, _decibel(row)) for n, row in enumerate(layers, 1) if _decibel(row) is not None]
@@ -51,11 +49,10 @@ def _decibel(row: Mapping[str, Any]) -> float | None:
 
 
 def bars(layers: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> str:
-    """Return bars of the tensors with the greatest errors of their own: error by kind, bits, share of the cost.
+    """Return bars of the tensors with the largest errors of their own: error by kind, bits, share of the cost.
 
-    Args:
-        layers: Rows of the report, worst first.
-        shares: By tensor, the share of the device's cycles of the kernel that makes it; may be empty.
+    `layers` are rows of the report, worst first. `shares` maps a tensor to its kernel's share of the device's cycles;
+    it may be empty.
     """
     rows = sorted(layers, key=lambda r: -((r.get("rounding") or 0.0) + (r.get("saturation") or 0.0)))[:SHOWN]
     names, at = [shortened(str(row["tensor"])) for row in rows], range(len(rows))

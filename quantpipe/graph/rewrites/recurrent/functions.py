@@ -66,15 +66,9 @@ NUMBERS: Mapping[str, tuple[float | None, float | None]] = {
 
 
 def functions_of(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> tuple[Function, ...] | None:
-    """Return the functions of a layer in order; None where one is not known.
+    """Return the functions of a layer in order; None if one is unknown.
 
-    Args:
-        names: as the node gives them, in any case.
-        alphas: the numbers of those functions that have an alpha, in order; fewer where the rest has the default.
-        betas: likewise.
-
-    Returns:
-        The functions.
+    `alphas` and `betas` belong, in order, to the functions that have them; missing ones have the default.
     """
     known = {name.lower(): name for name in (*OPS, *NUMBERS)}
     given: tuple[Iterator[float], Iterator[float]] = (iter(alphas), iter(betas))

@@ -79,11 +79,9 @@ class Layer:
 
 
 def layer_of(node: ir.Node, most: int | None = None) -> Layer | None:
-    """Return the layer that a node is, None where it is none, or one that cannot be written as nodes.
+    """Return the layer that a node is; None if it is no layer, or cannot be written as nodes.
 
-    Args:
-        node: the node.
-        most: so many steps at most, of a fixed number; None: any number, or one that is free.
+    `most` is the maximum number of steps, which must be fixed; None: any number, or a free one.
     """
     if not is_op(node, *CELLS) or int(attribute(node, "layout", 0)):
         return None

@@ -24,12 +24,9 @@ FLOAT, BOOL = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BOOL)
 
 
 def looped(graph: ir.Graph, node: ir.Node, *, cells: bool = False) -> None:
-    """Write a recurrent layer of constant weights as a loop for each direction.
+    """Write a recurrent layer of constant weights as a loop for each direction, in place.
 
-    Args:
-        graph: the graph, which is changed.
-        node: the layer.
-        cells: whether each loop shows every cell state, as it shows every hidden state.
+    `cells`: each loop shows every cell state, as it shows every hidden state.
     """
     layer = layer_of(node)
     if layer is None:

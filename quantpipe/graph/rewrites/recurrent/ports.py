@@ -47,17 +47,10 @@ def first_state(writer: StepWriter, layer: Layer, way: Direction) -> State:
 
 
 def masked(writer: StepWriter, valid: ir.Value, made: State, before: State, *, name: str) -> tuple[ir.Value, State]:
-    """Write what a step shows and keeps of samples that may have ended: zeros, and the state that they had.
+    """Write the shown state and the next state of samples that may have ended: zeros, and the previous state.
 
-    Args:
-        writer: writes the nodes.
-        valid: which samples have this step, `[1, B, 1]` bool.
-        made: the state that the step makes.
-        before: the state that it was given; None is zero.
-        name: the step's name.
-
-    Returns:
-        (the hidden state as it is shown, the state for the next step).
+    `valid` (`[1, B, 1]` bool) are samples that have this step; `made` is the state of the step, and `before` the
+    previous one (None: zero). The result is (the hidden state as shown, the state for the next step).
     """
     zero = writer.constant("zero", np.zeros((1, 1, 1), np.float32))
 

@@ -1,0 +1,170 @@
+"""Weights without saturating pairs (`isa: any`): for all inputs, in recovery, and where integers are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantpipe.check import made_up
+from quantpipe.check.host import host_warning
+from quantpipe.lint import Severity, lint_model
+from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs, rounded_pairs
+from quantpipe.plan.pair_safe import largest_sums
+from quantpipe.plan.pairs import kernel_order
+from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound
+from quantpipe.types import DType
+from quantpipe.verify import verify_folder
+from tests.graph import quantized_files
+from tests.ops.line import Line, Net, hardware, line
+from tests.verify.folders import refreshed, write
+
+MOST = 128
+
+
+def worst_pair(rows: np.ndarray[Any, Any]) -> int:
+    """The largest |Σ| that inputs of 0 or 255 give two neighbours, in plain Python."""
+    worst = 0
+    for row in rows.reshape(len(rows), -1).tolist():
+        for a, b in zip(row[0::2], [*row[1::2], 0], strict=False):
+            sums = (x * a + y * b for x in (0, 255) for y in (0, 255))
+            worst = max(worst, *(abs(s) for s in sums))
+    return worst
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 9),
+    st.integers(0, 10_000),
+    st.sampled_from([128, 129, 200, 253]),
+)
+def test_rounded_pairs_keep_to_their_limit_and_are_the_nearest(width: int, seed: int, most: int) -> None:
+    steps = np.random.default_rng(seed).uniform(-140, 140, (3, width))
+    found = rounded_pairs(steps, -127, 127, most)
+    assert np.abs(found).max() <= 127 and largest_sums(found).max(initial=0) <= most
+    for row, real in zip(found, steps, strict=True):
+        for k in range(0, width - 1, 2):
+            error = ((row[k : k + 2] - real[k : k + 2]) ** 2).sum()
+            span = range(-127, 128)
+            near = [a for a in span if abs(a - real[k]) < 40] or [127 if real[k] > 0 else -127]
+            others = (
+                (a - real[k]) ** 2 + (b - real[k + 1]) ** 2
+                for a in near
+                for b in span
+                if abs(b - real[k + 1]) < 40 and not (a * b > 0 and abs(a + b) > most)
+            )
+            assert error <= min(others, default=np.inf) + 1.0  # one step of rounding between the two
+
+
+NETS = {
+    "conv": lambda net, x: net.node("Conv", x, net.signs(8, 6, 3, 3, scale=0.4), net.floats(8), name="first"),
+    "odd": lambda net, x: net.conv(net.conv(x, 6, 5, 1, 1), 5, 7, 3, 3, name="first"),
+    "grouped": lambda net, x: net.node("Conv", x, net.signs(8, 3, 3, 3, scale=0.4), name="first", group=2),
+    "transposed": lambda net, x: net.node("ConvTranspose", x, net.signs(6, 4, 2, 2, scale=0.4), name="first"),
+}
+
+
+def made_of(name: str, **changes: Any) -> Line:
+    net = Net(seed=11)
+    net.output(net.node("Relu", NETS[name](net, net.input(None, 6, 6, 6))))
+    return line(net, hardware("ort_cpu", **changes))
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize("name", NETS)
+def test_no_input_drives_a_pair_out_of_int16(name: str, granularity: str) -> None:
+    weights = {"symmetric": True, "granularity": [granularity], "bits": 8, "narrow": True}
+    made = made_of(name, weights=weights)
+    free = made_of(name, isa="vnni", weights=weights)
+    plan, other = made.plan(8), free.plan(8)
+    assert kernels_with_wide_pairs(free.graph, free.topology, other), "the net is one that would saturate"
+    assert not kernels_with_wide_pairs(made.graph, made.topology, plan)
+    for weight in plan.weights.values():
+        axis = made.topology.weight_of[weight.tensor].channel_axis
+        rows = kernel_order(weight.values, axis)
+        assert weight.dtype is DType.INT8 and (rows is None or worst_pair(rows) <= DType.INT16.qmax)
+        assert rows is not None or np.abs(weight.values).max() <= MOST // 2
+    assert made.agree(plan, "qdq").differing == 0
+
+
+def test_less_than_half_of_what_seven_bits_cost_is_lost() -> None:
+    def lost(**changes: Any) -> float:
+        made = made_of("odd", **changes)
+        wanted, found = made.outputs(), made.outputs(made.realize(made.plan(8), "qdq").model)
+        return sum(float(np.sum((wanted[n] - found[n]) ** 2)) for n in wanted)
+
+    exact, seven = lost(isa="vnni"), lost(isa="vnni", weights={**WEIGHTS, "reduce_range": True})
+    assert lost() - exact < 0.5 * (seven - exact)
+
+
+WEIGHTS = {"symmetric": True, "granularity": ["per_channel"], "bits": 8, "narrow": True}
+
+
+@pytest.mark.parametrize("how", ROUNDINGS)
+def test_roundings_of_recovery_keep_to_the_limit(how: str) -> None:
+    rng = np.random.default_rng(4)
+    groups, outs, width = 2, 3, 11
+    x = rng.standard_normal((groups, width, 64))
+    hessian = x @ x.transpose(0, 2, 1) / 64 + 0.01 * np.eye(width)
+    target = rng.uniform(-1, 1, (groups, outs, width))
+    order = rng.permutation(width)
+    scales = np.stack([np.full((groups, outs), s) for s in (1 / 127, 1.3 / 127)])
+    bounds = (np.full((groups, outs), -127.0), np.full((groups, outs), 127.0))
+    free, _ = ROUNDINGS[how](hessian, None)(target, scales, bounds)
+    found, errors = ROUNDINGS[how](hessian, PairBound(order, MOST))(target, scales, bounds)
+    assert largest_sums(free[..., order]).max() > MOST >= largest_sums(found[..., order]).max()
+    assert np.all(errors >= 0) and found.shape == free.shape
+
+
+def given_line(isa: str = "any") -> Line:
+    """A net whose int8 weights are given by another tool, over their full range."""
+    return line(quantized_files.qdq(), hardware("ort_cpu", isa=isa))
+
+
+def test_given_integers_are_exact_as_uint8_and_named() -> None:
+    made = given_line()
+    plan = made.plan(8)
+    given_int8 = given_line("vnni").plan(8)
+    for name, weight in plan.weights.items():
+        assert weight.dtype is DType.UINT8
+        np.testing.assert_array_equal(weight.centred(), given_int8.weights[name].centred())
+        np.testing.assert_array_equal(weight.scale, given_int8.weights[name].scale)
+    assert [row["reason"] for row in plan.raised] == [UNSIGNED] * len(plan.weights)
+    told = host_warning(made.graph, made.topology, plan, made.spec)
+    assert told is not None and f"({sum(row['channels'] for row in plan.raised)} channels)" in told
+    assert all(made.agree(plan, form).differing == 0 for form in ("qdq", "qoperator", "integer"))
+
+
+def test_pairs_are_verified_for_all_inputs(tmp_path: Path) -> None:
+    """A file with saturating pairs is found, unless it names the session option that makes its sums exact."""
+    safe, free = made_of("conv"), made_of("conv", isa="vnni")
+    assert verify_folder(write(safe, safe.plan(8), "qdq", tmp_path / "safe")).wrong is None
+    root = write(free, free.plan(8), "qdq", tmp_path / "free", isa="any")
+    assert verify_folder(root).wrong is None
+    path = root / "realize" / "model.onnx"
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    onnx.save(model, path)
+    refreshed(root)
+    assert "saturate in int16" in (verify_folder(root).wrong or "")
+
+
+def test_lint_counts_channels_of_other_tools_that_saturate(tmp_path: Path) -> None:
+    path = tmp_path / "given.onnx"
+    onnx.save(quantized_files.qdq(), path)
+    notes = [
+        f
+        for f in lint_model(path, hardware("ort_cpu"), lambda inputs: made_up(inputs, {})).findings
+        if f.rule == "pairs"
+    ]
+    assert len(notes) == 1 and all(f.severity is Severity.NOTE and "saturate in int16" in f.message for f in notes)
+    assert not [
+        f
+        for f in lint_model(path, hardware("ort_cpu", isa="vnni"), lambda inputs: made_up(inputs, {})).findings
+        if f.rule == "pairs"
+    ]
