@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from quantpipe.version import __version__
 
 __all__ = [
     "CheckResult",

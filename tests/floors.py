@@ -1,9 +1,9 @@
-"""Install the oldest versions that pyproject.toml admits, one package at a time and all together, and try them.
+"""Try the oldest versions that pyproject.toml admits: one package at a time, everything else as new as possible.
 
-    python -m tests.floors [--python python3.12] [NAME ...]     # prints a table; by hand, it takes minutes for each
+    python -m tests.floors [--python python3.12] [--versions scipy==1.14.1 ...]     # prints a table; by hand, minutes
 
-Each environment runs `python run.py` on the embedded model and a slice of the tests. Without NAME: all floors together,
-then each floor alone with everything else as new as possible.
+One environment is made. For each version it is installed there, `python run.py` runs on the embedded model with MLflow,
+and the environment is restored.
 """
 
 from __future__ import annotations
@@ -14,63 +14,62 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SLICE = ("tests/intmath", "tests/conf", "tests/recurrent/test_loops.py", "tests/search", "tests/graph", "tests/api")
 
 
-def floors() -> dict[str, str]:
-    """Package -> the oldest version that pyproject.toml admits."""
+def floors() -> list[str]:
+    """Return `name==version` of the oldest version of each dependency."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    found = {}
-    for requirement in listed:
-        name, version = re.match(r"([\w-]+)\s*>=\s*([\w.]+)", requirement).groups()  # type: ignore[union-attr]
-        found[name] = version
-    return found
+    return [re.sub(r"\s*>=\s*([\w.]+).*", r"==\1", requirement) for requirement in listed]
 
 
-def tried(constraints: Mapping[str, str], python: str) -> tuple[str, str, str]:
-    """What an environment with these versions gives: installation, the default run, the slice of tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        subprocess.run([python, "-m", "venv", str(work / "venv")], check=True)
-        own = str(work / "venv" / "bin" / "python")
-        pins = [f"{name}=={version}" for name, version in constraints.items()]
-        steps = (
-            [own, "-m", "pip", "install", "-q", "-e", f"{ROOT}[dev]", *pins],
-            [own, str(ROOT / "run.py"), "tracking=none", f"hydra.run.dir={work / 'run'}"],
-            [own, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", *SLICE],
-        )
-        results = []
-        for step in steps:
-            done = subprocess.run(step, cwd=ROOT, capture_output=True, text=True, check=False)
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            failed = [line for line in lines if re.match(r"(FAILED|ERROR|\w*Error)", line)]
-            results.append("passed" if done.returncode == 0 else (failed or lines)[-1][:160].replace("|", "/"))
-            if done.returncode:
-                break
-        return tuple([*results, "", ""][:3])  # type: ignore[return-value]
+class Environment:
+    """A virtual environment with quantpipe, and what was installed there first."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
+        self.folder, self.python = folder, str(folder / "venv" / "bin" / "python")
+        failed = self.pip("-e", f"{ROOT}")
+        if failed is not None:
+            sys.exit(failed)
+        frozen = subprocess.run([self.python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+        self.first = folder / "first.txt"
+        self.first.write_text("\n".join(line for line in frozen.splitlines() if "quantpipe" not in line))
+
+    def pip(self, *arguments: str) -> str | None:
+        """Install; the last line of what went wrong, or None."""
+        return self._last("-m", "pip", "install", "-q", *arguments)
+
+    def tried(self, version: str) -> str:
+        """What the default run gives with a version: "passed", or what went wrong."""
+        failed = self.pip(version)
+        if failed is None:
+            run = [str(ROOT / "run.py"), f"hydra.run.dir={self.folder / 'run'}", "evaluate.latency_runs=5"]
+            failed = self._last(*run)
+        self.pip("-r", str(self.first))
+        return failed or "passed"
+
+    def _last(self, *arguments: str) -> str | None:
+        done = subprocess.run([self.python, *arguments], cwd=self.folder, capture_output=True, text=True, check=False)
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"error|ERROR|Error", line)]
+        return None if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[-1][:140].replace("|", "/")
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("--versions", nargs="*", default=floors())
     options = parser.parse_args()
-    known = floors()
-    alone = [n for n in known if not options.names or n in options.names]
-    sets = [
-        *([("all floors", known)] if not options.names else []),
-        *((f"{n} {known[n]}", {n: known[n]}) for n in alone),
-    ]
-    version = subprocess.run([options.python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    print(f"# The oldest versions that pyproject.toml admits\n\n{version}; `python -m tests.floors`.\n")
-    print("| versions | installed | `python run.py` | slice of the tests |\n|---|---|---|---|", flush=True)
-    for name, constraints in sets:
-        print(f"| {name} | {' | '.join(tried(constraints, options.python))} |", flush=True)
+    found = subprocess.run([options.python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    print(f"# The oldest versions that pyproject.toml admits\n\n{found}; `python -m tests.floors`.\n")
+    print("| version | `python run.py` |\n|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = Environment(Path(folder), options.python)
+        for version in options.versions:
+            print(f"| {version} | {environment.tried(version)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ class AnnotateOptions:
             raise ConfigError("0 must be among the steps", where="annotate.threshold_steps")
         if both := sorted({*self.float_ops} & {*self.only_ops}):
             raise ConfigError(
-                f"and annotate.only_ops both name {', '.join(both)}, which can be either kept in float or quantized; "
-                "legal are op types in one of the two lists (what only_ops does not name stays in float by that alone)",
+                f"and annotate.only_ops both name {', '.join(both)}. An op type is either kept in float or quantized; "
+                "legal are op types in one of the two lists (types that are not in only_ops stay in float anyway)",
                 where="annotate.float_ops",
             )
         object.__setattr__(self, "split_channels", _channels(self.split_channels))

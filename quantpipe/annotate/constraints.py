@@ -103,7 +103,7 @@ def constraints_of(constraints: Iterable[Constraint], tensors: Iterable[str]) ->
 def _read(pattern: str, value: Any) -> Constraint:
     plain = {"kind": value} if isinstance(value, str) else value
     if not isinstance(plain, Mapping) or "kind" not in plain:
-        raise _error(pattern, f"is {value!r}; legal is none, or a mapping with kind: {', '.join(Kind)}")
+        raise _error(pattern, f"is {value!r}; legal: none, or a mapping with kind: {', '.join(Kind)}")
     try:
         kind = Kind(str(plain["kind"]))
     except ValueError:

@@ -147,7 +147,8 @@ def _integer_side(net: Capacities) -> set[str]:
     number = {vertex: i for i, vertex in enumerate(net)}
     rows, columns, capacities = zip(*((number[a], number[b], c) for a in net for b, c in net[a].items()), strict=True)
     size = (len(net), len(net))
-    graph = csr_array((np.array(capacities, np.int32), (rows, columns)), shape=size)
+    places = np.array(rows, np.int32), np.array(columns, np.int32)  # before SciPy 1.15 maximum_flow takes no others
+    graph = csr_array((np.array(capacities, np.int32), places), shape=size)
     source, sink = number[SOURCE, ""], number[SINK, ""]
     left = graph - maximum_flow(graph, source, sink).flow
     left.eliminate_zeros()

@@ -47,7 +47,7 @@ def half_nodes(
     """
     if float_type not in spec.float_types:
         raise ConfigError(
-            f"is {float_type}, and {spec.name} computes what is left in float in {', '.join(spec.float_types)}; legal "
+            f"is {float_type}, and {spec.name} computes float nodes in {', '.join(spec.float_types)}; legal "
             f"is {FloatType.FLOAT32}, or a hardware file whose float_types lists {float_type}",
             where="annotate.float_type",
         )

@@ -187,7 +187,7 @@ def _forbid_float(graph: Graph, reasons: dict[str, Reason], spec: HardwareSpec) 
     listed = "; ".join(f"{n}: {reasons[n]}" for n in real[:4])
     more = f"; and {len(real) - 4} more" if len(real) > 4 else ""
     raise HardwareError(
-        f"hardware.float_on is none, and {len(real)} nodes cannot run in integers: {listed}{more}; legal are a model "
+        f"hardware.float_on=none, and {len(real)} nodes cannot run in integers: {listed}{more}; legal are a model "
         "without such nodes, or hardware.float_on=cpu",
         stage="annotate",
         where=spec.name,
@@ -200,7 +200,7 @@ def _forbid_fallback(graph: Graph, reasons: dict[str, Reason], options: Annotate
         listed = ", ".join(f"{n} ({graph.by_name[n].op})" for n in unknown[:8])
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
         raise ConfigError(
-            f"strict=true refuses ops that no rule knows: {listed}{more}; "
+            f"strict=true rejects ops without a rule: {listed}{more}; "
             "without strict they stay in float and are listed",
             stage="annotate",
             where="strict",

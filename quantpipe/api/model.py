@@ -37,8 +37,8 @@ def model_file(model: Model, folder: Path) -> Path:
     outside = [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     if outside:
         raise ModelError(
-            f"the data of {len(outside)} tensors, the first {outside[0]!r}, lie in files, and a model in memory does "
-            "not say in which folder; give the path of the model, or call onnx.load_external_data_for_model first",
+            f"{len(outside)} tensors, the first {outside[0]!r}, have their data in files, and a model in memory does "
+            "not name their folder. Give the path of the model, or call onnx.load_external_data_for_model first",
             stage="model",
         )
     if model.ByteSize() < MOST_BYTES:

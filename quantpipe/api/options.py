@@ -176,8 +176,8 @@ def _dataset(samples: Any, options: Mapping[str, Any] | None) -> Any:
     if hasattr(samples, "splits"):
         if options:
             raise ConfigError(
-                f"is given beside a {type(samples).__name__}, which has its own options; legal beside arrays and "
-                "iterables",
+                f"is given together with a {type(samples).__name__}, which has its own options; legal together with "
+                "arrays and iterables",
                 where="dataset",
             )
         return samples

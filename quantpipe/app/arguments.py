@@ -16,7 +16,7 @@ WITH_VALUE = {
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
-    """Return flags first, then overrides, in their order; `-q` as the override that it stands for.
+    """Return flags first, then overrides, in their order; `-q` becomes its override.
 
     Keys have their names of today, and `experiment=` is what everybody writes for `experiments=`.
     """

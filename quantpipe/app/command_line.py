@@ -1,4 +1,4 @@
-"""The command line of this process, and those that it tells the user to type next."""
+"""Rebuild the command line of this process, and suggest next command lines to the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changed_keys(hydra_config: HydraConf) -> dict[str, str]:
 
 
 def explain_command(folder: Path) -> str:
-    """Return the command line that tells what is wrong with the run in a folder."""
+    """Return the command line that explains the run in a folder."""
     return shlex.join([*program(), "command=explain", f"explain.run={_quoted(str(folder))}"])
 
 
@@ -61,7 +61,7 @@ def overrides_of(hydra_config: HydraConf) -> list[str]:
 
 
 def program() -> list[str]:
-    """How this program was started, by bare names where they lead to the same files."""
+    """Return how this program was started, by bare names where they lead to the same files."""
     script = sys.argv[0]
     return [_bare(sys.executable), script] if script.endswith(".py") else [_bare(script)]
 

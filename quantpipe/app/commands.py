@@ -53,7 +53,7 @@ def fit_of(settings: Settings) -> Fit:
 
 
 def findings_of(settings: Settings) -> Findings:
-    """Return what the hardware would refuse of an integer model, whoever wrote it."""
+    """Return what the hardware would reject in an integer model of any tool."""
     shapes = settings.check.shapes or {}
     return lint_model(
         settings.model,
@@ -82,7 +82,7 @@ def lint(settings: Settings) -> int:
 def verify(settings: Settings) -> int:
     """Run `command=verify`.
 
-    It tells whether every claim of a run folder's certificate holds, by a checker of its own.
+    An independent checker reports whether every claim of a run folder's certificate holds.
     """
     return check_certificate([str(settings.folder)])
 
@@ -167,7 +167,7 @@ def identify(settings: Settings) -> int:
 
 
 def _of_run(settings: Settings, ask: Callable[[Settings, RichConsole], Any]) -> Any:
-    """What is asked of the one finished run that the configuration names."""
+    """Run a command on the one finished run that the configuration names."""
     folder, plugins = Path.cwd() / Path(settings.runs[0]).expanduser(), list(settings.config.get("plugins") or ())
     console = RichConsole(settings.verbosity)
     try:
@@ -184,7 +184,7 @@ def sync(settings: Settings) -> int:
     for folder in run_folders(settings.runs, Path.cwd()):
         run = settings_to_sync(folder, settings)
         if isinstance(run.tracker, NullTracker):
-            raise ConfigError("is none, and there is no store to file runs in; give tracking=mlflow", where="tracking")
+            raise ConfigError("has the value none, so there is no store for runs; give tracking=mlflow", where="tracking")
         sync_run(run)
         out.print(f"{folder}: {run.tracker.run_id} in experiment {run.tracker.experiment}", soft_wrap=True)
         if run.tracker.incomplete:

@@ -1,4 +1,4 @@
-"""What the tab key offers: groups, options, keys and files, from the files of conf/ alone.
+"""Complete groups, options, keys and files for the tab key, from the files of conf/ alone.
 
 Hydra's own answer composes the configuration, which takes seconds; here the files are read as plain YAML. What it knows
 beyond that (options of plug-ins and of `--config-dir`) is typed by hand.

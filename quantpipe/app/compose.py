@@ -41,14 +41,14 @@ _ASSET = re.compile(r"\$\{asset:([^}]+)\}")
 
 
 def option_names(group: str) -> list[str]:
-    """Return every option of a group, those of plug-ins included."""
+    """Return every option of a group, plug-ins included."""
     return sorted({path.stem for folder in _folders() for path in (folder / group).glob("*.yaml")})
 
 
 def option(group: str, name: str) -> dict[str, Any]:
     """Return the content of one option's file.
 
-    ConfigError, with the legal names, where there is none.
+    Raises ConfigError, with the legal names, for an unknown name.
     """
     for folder in _folders():
         path = folder / group / f"{name}.yaml"
@@ -81,7 +81,7 @@ def whole_hardware(content: Mapping[str, Any], beside: Path | None = None) -> di
 
 
 def hardware_file(name: str, beside: Path | None = None) -> Path | None:
-    """Return the hardware file of a name, in the folder `beside` or among the options; None where there is none."""
+    """Return the hardware file of a name, in the folder `beside` or among the options; None for an unknown name."""
     folders = (*(() if beside is None else (beside,)), *(folder / HARDWARE for folder in _folders()))
     return next((path for folder in folders if "/" not in name and (path := folder / f"{name}.yaml").is_file()), None)
 
@@ -112,7 +112,7 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
 
 
 def defaults() -> dict[str, str]:
-    """Return the option of each group that is taken when nothing is said, as config.yaml's defaults list has them."""
+    """Return the default option of each group, as config.yaml's defaults list has them."""
     entries = _top()["defaults"]
     return {str(group): str(name) for entry in entries if isinstance(entry, Mapping) for group, name in entry.items()}
 
@@ -125,9 +125,9 @@ def changed(content: Mapping[str, Any], changes: Mapping[str, Any], where: str) 
 def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (the configuration as plain data, the option of each group).
 
-    `chosen` is the whole content of a group, for those where it does not come from an option. `given` says what differs
-    from the defaults, by top-level key: for a group the name of an option, or a mapping of keys of the default option
-    (of another one where it has the key `option`); for anything else its value, or a mapping of keys.
+    `chosen` is the whole content of a group, where it does not come from an option. `given` holds differences from the
+    defaults, by top-level key. For a group it is the name of an option, or a mapping of keys of the default option (of
+    another one if it has the key `option`). For anything else it is the value, or a mapping of keys.
 
     Raises ConfigError for options and keys that do not exist.
     """
@@ -158,7 +158,7 @@ def schemas() -> dict[str, Mapping[str, Any]]:
 
 
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
-    """With its references resolved; OmegaConf makes a node of every number, which is slow where there are none."""
+    """Return a node with its references resolved; OmegaConf makes a node of every number, which is slow without any."""
     if not _refers(config):
         return config
     found = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
@@ -255,7 +255,7 @@ def _shipped_hardware(path: Path) -> dict[str, Any]:
 
 @cache
 def _top() -> dict[str, Any]:
-    """config.yaml as it is written: what it says of Hydra refers to things that only Hydra knows."""
+    """Return config.yaml as it is written: its Hydra section refers to values that only Hydra knows."""
     found = OmegaConf.to_container(OmegaConf.load(folder_of("conf") / "config.yaml"), resolve=False)
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 
@@ -266,7 +266,7 @@ def _folders() -> tuple[Path, ...]:
 
 
 def _plugin_folders() -> Iterator[Path]:
-    """The conf packages that plug-ins announce, where they lie in a folder."""
+    """Return the conf packages that plug-ins announce, if they are in a folder."""
     for entry in entry_points(group=PLUGINS):
         folder = Path(str(files(entry.value)))
         if folder.is_dir():

@@ -1,8 +1,8 @@
 """The user's own configuration files, checked before Hydra reads them: what is wrong, in which file and line.
 
-Hydra and OmegaConf let errors of the YAML parser through as they are, and expand aliases before anything can be asked
-of the result, so a file of some lines may take all memory. `check_config_files` puts a check in front of Hydra's reader
-of files: whichever files a command line leads to, and no others, are looked at.
+Hydra and OmegaConf let errors of the YAML parser through as they are, and expand aliases before the result can be
+checked, so a file of some lines may take all memory. `check_config_files` inserts a check before Hydra's reader of
+files. It checks all files that a command line leads to, and no others.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MOST_DEPTH = 50
 
 
 def check_config_files() -> None:
-    """Put the check in front of Hydra's reader of files.
+    """Insert the check before Hydra's reader of files.
 
-    The readers have the names of Hydra's own: the process of a launcher gets the registry and scans for Hydra's own
-    once more, which then gives way to what is there by its name, and is an error under any other.
+    The readers have the names of Hydra's own. The process of a launcher gets the registry and scans for Hydra's own
+    once more. By the same name that one gives way to the existing reader; under any other name it would be an error.
     """
     Plugins.instance()  # its scan would put Hydra's own reader in the place of ours
     for source in (FileConfigSource, ImportlibResourcesConfigSource):
@@ -40,7 +40,7 @@ def check_config_files() -> None:
 
 
 class FileConfigSource(file_config_source.FileConfigSource):
-    """Hydra's reader of files, behind the check."""
+    """Read files as Hydra does, after the check."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return a file's content; ConfigError for one that is no mapping, or too large."""
@@ -96,7 +96,7 @@ def check_file(path: Path) -> None:
 
 
 def _parsed(text: str, path: Path) -> Any:
-    """The content of a file, by libyaml where it is there (several times faster); what is wrong is said by PyYAML."""
+    """Return the content of a file, by libyaml if available (several times faster); PyYAML words the errors."""
     if yaml.__with_libyaml__:
         try:
             _refuse_growth(text, path, yaml.CSafeLoader)
@@ -108,7 +108,7 @@ def _parsed(text: str, path: Path) -> Any:
 
 
 class _UniqueKeys:
-    """Refuses keys that are given twice, as OmegaConf does."""
+    """Reject keys that are given twice, as OmegaConf does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -130,7 +130,7 @@ class _FastLoader(_UniqueKeys, yaml.CSafeLoader if yaml.__with_libyaml__ else ya
 
 
 def _refuse_growth(text: str, path: Path, loader: Any) -> None:
-    """Refuse a file that, aliases written out, is larger or deeper than any configuration, by ConfigError.
+    """Reject a file that, aliases written out, is larger or deeper than any configuration, by ConfigError.
 
     The file is read once, in time and memory that follow from its own length.
     """
@@ -160,7 +160,7 @@ def _refuse_growth(text: str, path: Path, loader: Any) -> None:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Where and what, without the lines of the file."""
+    """Return place and problem, without the lines of the file."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "no YAML"
@@ -170,7 +170,7 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 def _place(mark: Any) -> str:
-    """Of a mark of the parser, which PyYAML has two classes of."""
+    """Return the place of a mark of the parser, of either of PyYAML's two classes."""
     return f"line {mark.line + 1}, column {mark.column + 1}"
 
 

@@ -1,4 +1,4 @@
-"""How a run shows where it is: one line per stage, a progress bar with time left where the terminal can draw one."""
+"""Show the progress of a run: one line per stage, and a progress bar with time left where the terminal can draw one."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class RichConsole:
         return update
 
     def finish(self) -> None:
-        """Take the bar off the screen; nothing is told behind this."""
+        """Remove the bar from the screen; nothing is reported after this."""
         self._take_off()
         if self._lines_of_log is not None:
             LOG.removeHandler(self._lines_of_log)

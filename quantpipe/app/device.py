@@ -1,4 +1,4 @@
-"""What a configuration leaves to the hardware: the cost of the objective, and with it which bits are on offer."""
+"""Derive settings from the hardware: the cost of the objective, and with it the offered bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a run folder back to the settings of its run, and what `command=explain` tries beside them."""
+"""Restore the settings of a run from its folder, and add the changes that `command=explain` tries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.app import compose
 from quantpipe.app.instances import make
 from quantpipe.app.renamed import config_as_now_named

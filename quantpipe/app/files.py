@@ -1,4 +1,4 @@
-"""Where the files that come with the program lie: configuration, experiments, the embedded model."""
+"""Find the files that are shipped with the program: configuration, experiments, the embedded model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def folder_of(name: str) -> Path:
-    """Return conf/ or experiments/: inside the installed package, or beside it in a checkout."""
+    """Return conf/ or experiments/: inside the installed package, or next to it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 

@@ -1,7 +1,7 @@
-"""Which forms of the integer model a run writes, from the part `realize` of the configuration.
+"""Select the forms of the integer model that a run writes, from the part `realize` of the configuration.
 
 `realize=qdq` asks for one, `realize=[qdq,c]` for several: each option of the group adds its name to `realize.forms`.
-The first form that ONNX has and that says the plan exactly is `realize/model.onnx`; all others stand beside it.
+The first ONNX form that expresses the plan exactly is `realize/model.onnx`; all others are written next to it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def refuse_half(forms: Sequence[str], float_type: str) -> None:
     if float_type == FloatType.FLOAT16 and alone:
         legal = [form for form in (*BACKENDS, *FILE_FORMS) if form not in WITHOUT_FLOAT16]
         raise ConfigError(
-            f"is {float_type}, and realize={alone[0]} computes what is left in float in {FloatType.FLOAT32}; legal are "
+            f"is {float_type}, and realize={alone[0]} computes float nodes in {FloatType.FLOAT32}; legal are "
             f"{FloatType.FLOAT32}, or realize as one of {', '.join(legal)}",
             where="annotate.float_type",
         )
@@ -74,7 +74,7 @@ def forms_record(forms: Sequence[str]) -> dict[str, Any]:
 
 
 def _named(realize: Mapping[str, Any], spec: HardwareSpec) -> list[tuple[str, str]]:
-    """(form, the key that names it). A `backend` that no option of the group has brought stands for itself."""
+    """Return (form, the key that names it); a `backend` that no option of the group has set is its own key."""
     backend, forms = str(realize.get("backend")), realize.get("forms")
     if isinstance(forms, list | tuple):  # of a configuration that was filed
         names = [str(name) for name in forms]

@@ -1,6 +1,6 @@
 """Turn `package.module:function` in the configuration into a function.
 
-This is the one place that does so, behind the same list of allowed packages as `_target_` (app/targets.py).
+This is the one place that does so, after the same check of allowed packages as `_target_` (app/targets.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ KEYS = ("target", "tokenizer", "feature")
 
 
 def functions_of(dataset: Mapping[str, Any], plugins: Sequence[str], launch: Path) -> dict[str, Callable[..., Any]]:
-    """Return a mapping: key -> function, for those of `KEYS` that are set.
+    """Return a mapping: key -> function, for the keys of `KEYS` that are set.
 
-    Modules of `plugins` may also lie in the folder `launch`. ConfigError for a function that is not allowed or not
-    there.
+    Modules of `plugins` may also be in the folder `launch`. Raises ConfigError for a function that is missing or not
+    allowed.
     """
     if plugins and str(launch) not in sys.path:
         sys.path.append(str(launch))  # last: an installed package is never shadowed

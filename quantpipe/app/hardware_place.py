@@ -1,8 +1,7 @@
-"""Where a hardware file says what it is refused for: the file and the line, behind the message.
+"""Add the place of an error in a hardware file to its message: the file and the line.
 
-`load_located` takes the content that was composed and the file that it came from; an error that names a field leaves
-with the place of that field in the file, or in the one that the file is `like`. Fields given on the command line have
-no place in a file.
+`load_located` takes the composed content and the file that it came from. An error that names a field gets the place of
+that field in the file, or in the one that the file is `like`. Fields given on the command line have no place in a file.
 """
 
 from __future__ import annotations

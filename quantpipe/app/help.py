@@ -9,30 +9,30 @@ from pathlib import Path
 from quantpipe.app.files import folder_of
 
 USAGE = """\
-quantpipe finds the integer ONNX model that a piece of hardware can run with
-the least loss.   {program} [FLAGS] [GROUP=OPTION] [KEY=VALUE] …
+quantpipe finds the integer ONNX model with the smallest loss that a device
+can run.   {program} [FLAGS] [GROUP=OPTION] [KEY=VALUE] …
 
-  hardware=vta search=greedy            exchange options (below)
-  search.max_evaluations=50             change a key
-  experiment=vta_digits                 a ready-made set of changes
+  hardware=vta search=greedy            select options (below)
+  search.max_evaluations=50             set a key
+  experiment=vta_digits                 a prepared set of options
   model.path=M.onnx dataset=npz dataset.path=D.npz      your model and samples
-  -m hardware=ort_cpu,vta               sweep; it ends with a comparison
-  hydra.run.dir=FOLDER                  for results; the same again goes on
+  -m hardware=ort_cpu,vta               sweep, with a comparison at its end
+  hydra.run.dir=FOLDER                  for results; repeat to resume
 
-  command=check hardware=vta            what a device would refuse; also lint
-  command=explain explain.run=FOLDER    what is wrong, and what would mend it
-  command=compare runs=[A,B]            how runs, or a sweep's jobs, differ
-  command=replay strategy=FILE          realize and evaluate a strategy again
-  command=verify hydra.run.dir=FOLDER   whether its certificate holds
-  command=export_vectors runs=[A]       golden integers for a device, and
-  command=identify runs=[A] dump=FILE   what its answers say of its arithmetic
-  command=sync runs=[A]                 file a run in MLflow that could not be
+  command=check hardware=vta            what a device would reject; also lint
+  command=explain explain.run=FOLDER    causes of the loss, and fixes
+  command=compare runs=[A,B]            compare runs, or the jobs of a sweep
+  command=replay strategy=FILE          realize and evaluate a stored strategy
+  command=verify hydra.run.dir=FOLDER   check the certificate of a run
+  command=export_vectors runs=[A]       write golden integers for a device
+  command=identify runs=[A] dump=FILE   find a device's arithmetic from a dump
+  command=sync runs=[A]                 record a run in MLflow again
 
-  -q                                    no progress: warnings and the result
-  --cfg job                             show the configuration, run nothing
-  --config-dir FOLDER                   your options: FOLDER/hardware/NAME.yaml
-  eval "$({program} -sc install=bash)"      names by the tab key
-  --hydra-help                          all flags
+  -q                                    print only warnings and the result
+  --cfg job                             print the configuration and exit
+  --config-dir FOLDER                   add options: FOLDER/hardware/NAME.yaml
+  eval "$({program} -sc install=bash)"      complete names with tab
+  --hydra-help                          show all flags
 """
 
 

@@ -1,4 +1,4 @@
-"""The one place that turns `_target_` into objects, and refuses targets outside quantpipe and its plug-ins."""
+"""Turn `_target_` into objects, only here, and reject targets outside quantpipe and its plug-ins."""
 
 from __future__ import annotations
 

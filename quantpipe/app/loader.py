@@ -1,4 +1,4 @@
-"""How Hydra composes the configuration: as always, and then nothing in it may call what it likes or hold a password.
+"""Let Hydra compose the configuration, then check that it calls no arbitrary code and holds no password.
 
 Hydra itself instantiates what stands under `hydra` (callbacks, launcher, sweeper, handlers of logs), before the task is
 asked, and writes what was composed to the run folder. So both are looked at as soon as the configuration exists, in
@@ -115,7 +115,7 @@ def _check_target(node: Any, key: str, plugins: Sequence[str], kind: type | None
 
 
 def _check_logging(node: Any, key: str) -> None:
-    """Classes of logging only: what a configuration of logging names is called with what stands beside it."""
+    """Allow only classes of logging: a logging configuration names classes, which are called with its values."""
     for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         place = f"{key}.{name}"
         if name in FACTORIES:

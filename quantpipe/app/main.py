@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.app.arguments import arranged
 from quantpipe.app.command_line import explain_command, overrides_of, sync_command
 from quantpipe.app.commands import COMMANDS, falls_short
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _last_line(error: BaseException) -> str:
-    """What an error of another process ends with: before it stands the traceback."""
+    """Return the last line of another process's error, after its traceback."""
     lines = [line for line in str(error).splitlines() if line.strip(" -")] or [type(error).__name__]
     return next((line for line in reversed(lines) if _NAMED_ERROR.match(line)), lines[-1]).strip()
 
@@ -129,7 +129,7 @@ def _verify(arguments: list[str]) -> int:
 
 
 def _with_search_path(arguments: list[str]) -> list[str]:
-    """Beside the first override: Hydra's parser does not take overrides on both sides of a flag."""
+    """Insert the search path next to the first override: Hydra's parser takes overrides on one side of a flag only."""
     first = next((i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")), len(arguments))
     return [*arguments[:first], *search_path(), *arguments[first:]]
 
@@ -248,7 +248,7 @@ def _hint(error: BaseException) -> str | None:
 
 
 def _config_folders(arguments: Sequence[str]) -> list[str]:
-    """What `--config-dir` names, which the message of a mistake must know of, too."""
+    """Return the folders of `--config-dir`, which messages about mistakes need, too."""
     flags = ("--config-dir", "-cd")
     found = [b for a, b in itertools.pairwise(arguments) if a in flags]
     return found + [a.partition("=")[2] for a in arguments if a.partition("=")[0] in flags and "=" in a]

@@ -27,13 +27,13 @@ class Lines(logging.Formatter):
 
 
 class LogFile(logging.FileHandler):
-    """The file. What it cannot take (a full disk) is lost to it; the terminal has it, and says what is wrong."""
+    """Write main.log; writes that fail (a full disk) are lost to it, and the terminal shows them with the reason."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
         """Do nothing: logging would print a traceback on standard error."""
 
     def close(self) -> None:
-        """Close the file, also where what is left in the buffer cannot be written."""
+        """Close the file, also where the rest of the buffer cannot be written."""
         try:
             super().close()
         except OSError:

@@ -106,7 +106,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """Hold what a run's settings follow from beside its configuration.
+    """Hold the sources of a run's settings other than its configuration.
 
     `cwd` is the folder that relative paths start from; further there are the run folder, the option of each group, and
     how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to; `changed` the keys
@@ -291,7 +291,7 @@ def recover_options(given: Mapping[str, Any]) -> RecoverOptions:
 
 
 def _evaluate(given: Mapping[str, Any]) -> EvaluateSettings:
-    """What may be a number or null is checked by the settings themselves."""
+    """Return the evaluate settings, which check values of number or null themselves."""
     free = ("realized_samples", "warn_sqnr_db")
     found: EvaluateSettings = _options(
         EvaluateSettings, {key: value for key, value in given.items() if key not in free}, "evaluate"
@@ -306,7 +306,7 @@ def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, 
 
 
 def _refuse_unknown_keys(plain: Mapping[str, Any]) -> None:
-    """Refuse a key that nothing reads, in parts that are read key by key, by ConfigError.
+    """Reject unknown keys, in parts that are read key by key, by ConfigError.
 
     All others are checked where they become typed values, or objects (`make`).
     """
@@ -342,7 +342,7 @@ def _fits(value: Any, default: Any) -> bool:
 _KINDS = {
     NoneType: "a word, or null",
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "a word",
     tuple: "a list in brackets, such as [a,b] or [0,1]",
@@ -392,7 +392,7 @@ def _fixed(value: Any) -> Mapping[str, Any]:
 
 def _seed(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"is {value!r}; legal is a whole number from 0 on", where="seed")
+        raise ConfigError(f"is {value!r}; legal is an integer from 0 on", where="seed")
     return value
 
 

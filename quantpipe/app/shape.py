@@ -1,8 +1,7 @@
 """The shape of a configuration: which keys must be there, and which of them are sections.
 
-A command line may take a key away (`~search`), put a word where a section stands (`evaluate=x`), and a file of one's
-own may lie beside its group (`# @package _global_`). Everything
-behind this check may rely on what it reads being there.
+A command line may remove a key (`~search`) or replace a section by a word (`evaluate=x`). A user's file may be in a
+group's folder for the top level (`# @package _global_`). All code after this check may rely on the keys that it reads.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_shape(plain: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    """Raise ConfigError where one of `keys` (those at the top) or of SECTIONS is missing, or a section is none."""
+    """Raise ConfigError where one of `keys` (top level) or of SECTIONS is missing, or a section is no mapping."""
     for key in keys:
         if key not in plain:
             raise _missing(key)

@@ -1,4 +1,4 @@
-"""What happens once per sweep, when the last job has ended: its jobs are compared, and its parent run is closed."""
+"""Finish a sweep once its last job has ended: compare its jobs, and close its parent run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def end_sweep() -> None:
 
 
 def _tags(report: CompareReport) -> dict[str, str]:
-    """What the parent run holds of its jobs: the table, and which one is the best."""
+    """Return the parent run's summary of its jobs: the table, and the best job."""
     best = next((run for run in report["runs"] if run["label"] == report["best"]), None)
     tags = {"mlflow.note.content": compare_note(report)}
     if best is not None:

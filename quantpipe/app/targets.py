@@ -1,7 +1,8 @@
-"""What a dotted name in the configuration leads to, and whether that is defined where names may lead.
+"""Resolve a dotted name of the configuration, and check that its object is defined where names may lead.
 
-Attributes of a module are whatever it imports: `quantpipe.graph.execute.os.system` is a path through quantpipe to a
-shell. So it does not count where a path begins, but where what stands at its end was defined, and every step to it.
+Attributes of a module include everything it imports: `quantpipe.graph.execute.os.system` is a path through quantpipe to
+a shell. So the start of a path does not count; the end of the path, and every step to it, must be defined in an allowed
+package.
 """
 
 from __future__ import annotations
@@ -53,20 +54,19 @@ def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
             )
         if not _can_be_imported(name):
             raise ConfigError(
-                f"names {name!r}, which is not installed and does not lie in {Path.cwd()}; legal are packages that can "
-                "be imported",
+                f"names {name!r}, which is neither installed nor in {Path.cwd()}; legal are packages that can be imported",
                 where="plugins",
             )
     if plugins and not any(text.lstrip("+").startswith("plugins") for text in overrides):
         raise ConfigError(
-            f"is [{','.join(plugins)}] in a configuration file; which code may be run is said on the command line: "
+            f"is [{','.join(plugins)}] in a configuration file, but only the command line may allow code: "
             f"add plugins=[{','.join(plugins)}] there if you trust them",
             where="plugins",
         )
 
 
 def _can_be_imported(name: str) -> bool:
-    """Whether a package is installed or lies in the folder that one launches from. Nothing of it is run."""
+    """Return whether a package is installed or is in the launch folder; none of its code is run."""
     top = name.split(".")[0]
     return PathFinder.find_spec(top, [*sys.path, str(Path.cwd())]) is not None
 
@@ -114,10 +114,11 @@ def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "clas
 
 
 def home_of(thing: Any) -> str | None:
-    """Return the top-level package that an object was defined in; None where that cannot be told.
+    """Return the top-level package that an object was defined in; None if it is unknown.
 
-    A function's or a class's own, that of what a `partial` or a cache calls, for any other object that of its class. A
-    bound method has two homes, its function's and its object's: None unless they are one.
+    A function or a class has its own package, a `partial` or a cache the package of its callee, and any other object
+    the package of its class. A bound method has two packages, its function's and its object's: None unless they are
+    one.
     """
     if isinstance(thing, ModuleType):
         return thing.__name__.split(".")[0]
@@ -135,12 +136,12 @@ def home_of(thing: Any) -> str | None:
 
 
 def _is_built_in(thing: Any) -> bool:
-    """Functions of C: they are no instances of a class that says anything of them."""
+    """Return whether it is a C function: their class does not reveal where they are defined."""
     return type(thing).__module__ == "builtins" and callable(thing)
 
 
 def _walk(found: Any, name: str, path: Sequence[str], key: str, *, allowed: Sequence[str]) -> Any:
-    """Follow attributes, and refuse the first one that was defined elsewhere."""
+    """Follow attributes, and reject the first one that was defined elsewhere."""
     for part in path:
         try:
             found = getattr(found, part)
@@ -166,7 +167,7 @@ def _imported(module: str, key: str) -> ModuleType:
 
 
 def _module_below(found: Any, part: str, name: str, key: str) -> ModuleType | None:
-    """The module `name`, where `found` is its package and has no attribute of that name; None if there is none."""
+    """Return the module `name`, if `found` is its package without an attribute of that name; else None."""
     if not isinstance(found, ModuleType) or hasattr(found, part):
         return None
     try:

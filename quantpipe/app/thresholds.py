@@ -50,12 +50,12 @@ def _rule(given: Any, where: str, plugins: Sequence[str], option: Option) -> Rul
     words = {key: _words(given[key], f"{where}.{key}") for key in (*CONDITIONS, "roles") if key in given}
     if not words:
         raise ConfigError(
-            f"says of no tensor; legal are one or several of {', '.join(CONDITIONS)}, roles (for all tensors take "
-            "threshold=NAME itself)",
+            f"selects no tensor: give at least one of {', '.join(CONDITIONS)} or roles. To apply it to all tensors, use "
+            "threshold=NAME",
             where=where,
         )
     if "side" in given and not ({"ops", "nodes"} & set(words)):
-        raise ConfigError("says nothing without ops or nodes, whose tensors it is about", where=f"{where}.side")
+        raise ConfigError("has no effect without ops or nodes, whose tensors it selects", where=f"{where}.side")
     estimator, name = _used(given["use"], f"{where}.use", plugins, option)
     return Rule(
         estimator,

@@ -1,9 +1,9 @@
 """Statistics that all runs of a user share, so that another estimator or another hardware does not measure again.
 
-One npz file per (model, samples with their preprocessing, clean graph, batch), holding whatever tensors were measured
-so far: hardware that asks for other tensors adds to it. Files are replaced whole, so that any number of processes may
-read and write; of two that write at once the later wins, and what the other one measured is measured again some day.
-A folder that cannot be written, and a damaged file, cost a warning and a measurement, never the run.
+One npz file per (model, samples with their preprocessing, clean graph, batch) holds all tensors measured so far:
+hardware that needs other tensors adds to it. Files are replaced as a whole, so that any number of processes may read
+and write. Of two that write at once the later wins, and the other's measurements are repeated when needed. A folder
+that cannot be written, and a damaged file, cause a warning and a measurement, and never end the run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ VARIABLE = "QUANTPIPE_CACHE"
 def cache_folder(setting: str) -> Path | None:
     """Return the folder that `calibrate.cache` means.
 
-    It is none for `none`, the user's own for `auto`, else the path given. The user's own is what the variable
-    QUANTPIPE_CACHE says (also `none`), else `quantpipe` in the cache folder that XDG_CACHE_HOME names, else in
-    ~/.cache.
+    It is None for `none`, the user's own for `auto`, else the path given. The user's own is the variable
+    QUANTPIPE_CACHE (also `none`), else `quantpipe` in the cache folder that XDG_CACHE_HOME names, else in ~/.cache.
     """
     if setting == "auto":
         setting = os.environ.get(VARIABLE) or str(
@@ -45,7 +44,7 @@ def cache_folder(setting: str) -> Path | None:
 
 @dataclass(frozen=True)
 class StatsCache:
-    """The file for one model and data below `folder`. `warn` is told what went wrong."""
+    """Hold the file for one model and data below `folder`; `warn` is called about failures."""
 
     folder: Path
     origin: Origin
@@ -79,7 +78,7 @@ class StatsCache:
         return found
 
     def write(self, profile: Profile) -> None:
-        """Add these statistics to what is there; full ones are never replaced by extremes."""
+        """Add these statistics to the file; full ones are never replaced by extremes."""
         with suppress(ArtifactError):  # `read` has told it
             known = self._read()
             profile = replace(profile, tensors=merged(known.tensors, profile.tensors)) if known else profile
@@ -112,7 +111,7 @@ class StatsCache:
 def merged(known: dict[str, TensorStats], new: dict[str, TensorStats]) -> dict[str, TensorStats]:
     """Return both profiles in one.
 
-    Where a tensor is in both, the one that says more is taken (the new one of equals).
+    For a tensor in both, the more detailed one is taken (the new one of equals).
     """
     kept = {name: stats for name, stats in known.items() if name not in new or _says(stats) > _says(new[name])}
     return {**new, **kept}

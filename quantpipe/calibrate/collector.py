@@ -47,9 +47,9 @@ class StatsCollector:
     """Statistics of one tensor over any number of batches; its state is bounded, however many come.
 
     Values that float32 cannot hold as finite numbers (NaN, infinities, float64 beyond float32) are counted apart and
-    otherwise left out; `first_nonfinite` is the index of the first sample that has one, or None. `channel_axis`: gather
-    the exact statistics of each channel along this axis, too (of tensors without such values). `most`: of each sample
-    at most so many values, evenly spread, go into histogram, mean and variance (None: all); extremes are those of all.
+    otherwise left out; `first_nonfinite` is the index of the first sample that has one, or None. `channel_axis`: also
+    gather the exact statistics of each channel along this axis (of tensors without such values). `most`: at most so
+    many values of each sample, evenly spread, go into histogram, mean and variance (None: all); extremes cover all.
     """
 
     def __init__(self, name: str, channel_axis: int | None = None, most: int | None = None) -> None:
@@ -157,7 +157,7 @@ class StatsCollector:
 
 
 def merge(a: StatsCollector, b: StatsCollector) -> StatsCollector:
-    """Return what one collector would hold after both streams; neither argument is changed."""
+    """Return the state of one collector after both streams; neither argument is changed."""
     merged = StatsCollector(a.name)
     merged.merge(a)
     merged.merge(b)

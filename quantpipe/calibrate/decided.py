@@ -1,4 +1,4 @@
-"""Ranges that calibrators of layers have decided, over those of an estimator.
+"""Override the ranges of an estimator by decisions of calibrators.
 
 A decision is about the bits that it was made for. At other bits, which a search may ask for, a range differs from the
 estimated one by the same factor.

@@ -1,9 +1,9 @@
 """Passes of the float model over the calibration samples: every tensor's statistics, no tensor kept.
 
 Tensors are fetched as extra outputs, run by run, and counted by as many threads as there are cores, each tensor by one
-of them; where extremes are enough the graph reduces them itself. Memory is that of one run (`passes` says how large).
-Values that are not finite end the measurement with their tensor and sample. A `Checkpoint` lets an interrupted
-measurement go on where it was.
+of them; where extremes are enough the graph reduces them itself. The memory is the memory of one run (`passes` computes
+its size). Values that are not finite end the measurement with their tensor and sample. A `Checkpoint` lets an
+interrupted measurement continue.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class NoCheckpoint:
 
 @dataclass(frozen=True)
 class Detail:
-    """State what is measured of each tensor.
+    """State the measured statistics of each tensor.
 
     `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels are
     measured, too (those are always measured in full). `most`: values of each tensor and sample that are counted (see
-    `StatsCollector`). `timed`: a float pass is timed besides. `finite`: tensors that are refused where they hold NaN or
-    infinities; None for all. Of others these are counted (of those in full), and no range comes of them.
+    `StatsCollector`). `timed`: a float pass is timed besides. `finite`: tensors that are rejected where they hold NaN
+    or infinities; None for all. In other tensors these are counted (of tensors measured in full), and no range is made
+    from them.
     """
 
     extremes_only: bool = False
@@ -224,9 +225,9 @@ class Measurement:
         if collector.first_nonfinite is not None:
             raise DataError(
                 f"the tensor {collector.name} holds {collector.nonfinite} values that are not finite, first in "
-                f"calibration sample {collector.first_nonfinite} of {len(self._samples)}; the float model itself "
-                f"overflows or divides by zero there, or masks with infinities, {NO_RANGE}: leave that sample out, or "
-                f"keep what makes and reads it in float with {around(self._graph, collector.name)}",
+                f"calibration sample {collector.first_nonfinite} of {len(self._samples)}. The float model itself "
+                f"overflows or divides by zero there, or masks with infinities, {NO_RANGE}. Leave that sample out, or "
+                f"keep the nodes that make and read it in float with {around(self._graph, collector.name)}",
                 stage="calibrate",
                 where=collector.name,
             )

@@ -1,4 +1,4 @@
-"""Whether statistics hold what an estimator reads: files of other tools may not, nor extremes alone."""
+"""Check that statistics hold an estimator's inputs: files of other tools may lack them, and so do extremes alone."""
 
 from __future__ import annotations
 

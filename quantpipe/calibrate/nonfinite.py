@@ -1,4 +1,4 @@
-"""What is said of tensors that hold NaN or infinities, of which no range can be made."""
+"""Word the messages about tensors that hold NaN or infinities, for which no range can be made."""
 
 from __future__ import annotations
 

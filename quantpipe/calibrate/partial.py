@@ -1,4 +1,4 @@
-"""What an interrupted calibration leaves in its run folder, for the next run to go on from."""
+"""Store an interrupted calibration in its run folder, for the next run to continue."""
 
 from __future__ import annotations
 

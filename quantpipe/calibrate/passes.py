@@ -1,10 +1,10 @@
-"""How a calibration is cut into passes over the samples: which tensors each watches, how many samples run at once.
+"""Divide a calibration into passes over the samples: the tensors of each, and the samples of a run.
 
 A watched tensor stays alive to the end of a run, and a fetched one is held twice for a moment (the runtime's and ours),
 so a run is planned at twice their size. Small runs cost no time (measured on efficientnet_lite0: 2, 4 and 8 images a
-run take the same) and far less memory, so a run gets only as many samples as fit `RUN_MB`. When one sample's tensors
-do not fit `memory_mb`, the tensors are divided into groups in execution order, one pass for each, over the part of the
-graph that leads to them.
+run take the same) and far less memory, so a run gets only as many samples as fit `RUN_MB`. When one sample's tensors do
+not fit `memory_mb`, the tensors are divided into groups in execution order. Each group gets one pass, over the part of
+the graph that leads to it.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def lacking(
 def channel_axis(graph: Graph, tensor: str) -> int | None:
     """Return the axis of a tensor on which channels lie; None when it has no axis but the batch's.
 
-    That of the op that made the channels (the last one for a Gemm or MatMul), found by going back over nodes that
-    leave the number of axes as it is and move none of them.
+    It is the axis of the op that made the channels (the last one for a Gemm or MatMul). It is found by going back over
+    nodes that keep the number of axes and move none of them.
     """
     rank = len(graph.shapes[tensor])
     if rank < 2:

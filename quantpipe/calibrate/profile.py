@@ -25,9 +25,9 @@ RUN = ("seconds", "float_pass_seconds", "peak_rss_mb")
 def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
     """Return the whole profile as plain arrays for `numpy.savez`, tensors along the first axis; no pickled objects.
 
-    `histogram` is all tensors' int64 counts one after another, `bins` `[tensors]` how many belong to each; likewise
-    `batch_extremes` `[all, 2]` and `batches`, and `channels` `[all, 4]` (minimum, maximum, mean, variance) with
-    `channel_counts`; `channel_axis` is 0 for a tensor without them.
+    `histogram` is all tensors' int64 counts one after another, and `bins` `[tensors]` how many belong to each. The same
+    holds for `batch_extremes` `[all, 2]` and `batches`, and for `channels` `[all, 4]` (minimum, maximum, mean,
+    variance) with `channel_counts`. `channel_axis` is 0 for a tensor without them.
     """
     tensors = list(profile.tensors.values())
     arrays: dict[str, NDArray[Any]] = {

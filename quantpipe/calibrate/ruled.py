@@ -1,8 +1,8 @@
-"""Which estimator each tensor of one model has, where rules give some of them another one.
+"""Choose the estimator of each tensor of one model, where rules replace the default for some.
 
 Tensors that share a scale have one range, so they have one estimator: the first rule, in the order of the list, that
-fits any of them gives it. What another rule fits first then goes by that one, too, and the report says so. A rule that
-decides nothing is refused: it is a mistake in a name, or hidden behind an earlier rule.
+fits any of them decides it. A tensor that another rule fits first then has that estimator, too, and the report lists
+it. A rule that decides nothing is rejected: its name is a mistake, or an earlier rule hides it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def estimator_of(estimator: Estimator, tensors: Iterable[str]) -> Estimator:
 def weight_method_of(estimator: Estimator, tensor: str, method: WeightMethod) -> WeightMethod:
     """Return how the thresholds of a weight are found.
 
-    `method` is that of weights without a rule. A rule's estimator takes the channels' statistics, except that `mse` and
-    `max_range` without options are what `threshold.weights.method` means by these words: they see the values.
+    `method` is the method of weights without a rule. A rule's estimator takes the channels' statistics. `mse` and
+    `max_range` without options are the exception: they mean the same as in `threshold.weights.method`, and see the
+    values.
     """
     if place_of(estimator, (tensor,)) is None:
         return method

@@ -1,7 +1,7 @@
 """Rules that give single tensors another estimator than the threshold option (`threshold.rules`).
 
-A rule says which tensors it is for, by their names, by the nodes that make or read them, or by what they are in the
-model, and which estimator their range comes from. Here is what a rule holds, and which tensors of a graph it fits.
+A rule selects tensors by their names, by the nodes that make or read them, or by their role in the model, and gives the
+estimator of their range. This module defines a rule, and the tensors of a graph that it fits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Rule:
         estimator: Gives the range of what the rule fits.
         use: The estimator as the configuration names it.
         tensors: Patterns of names of tensors.
-        ops: Op types of nodes, or patterns of them; which of their tensors are meant is said by `side`.
+        ops: Op types of nodes, or patterns of them; `side` selects which of their tensors are meant.
         nodes: Patterns of names of nodes, likewise.
         side: Which tensors of the nodes are meant.
         roles: What a tensor is in the model.
@@ -78,11 +78,11 @@ def _listed(values: tuple[str, ...]) -> str:
 
 
 class Surroundings:
-    """What rules ask about the tensors of a graph: who makes and reads them, and what they are.
+    """Hold facts of rules about the tensors of a graph: their makers and readers, and their roles.
 
     Args:
         graph: The clean model.
-        topology: Which nodes are one kernel: what a kernel makes is made by its node and by the clamps behind it.
+        topology: Which nodes are one kernel: a kernel's results are made by its node and by the clamps after it.
     """
 
     def __init__(self, graph: Graph, topology: Topology) -> None:
@@ -137,7 +137,7 @@ class Surroundings:
         return list(dict.fromkeys((*self._readers, *self._makers)))
 
     def known(self, condition: str) -> list[str]:
-        """Return what may stand in a condition of a rule, for hints: names of tensors, op types, names of nodes."""
+        """Return the legal values of a rule's condition, for hints: names of tensors, op types, names of nodes."""
         if condition == "tensors":
             return self.tensors
         return list(dict.fromkeys(n.op if condition == "ops" else n.name for n in self._graph.nodes))

@@ -71,7 +71,7 @@ class ThresholdTable:
 
     @property
     def estimator(self) -> Estimator:
-        """Return what the ranges are estimated by."""
+        """Return the estimator of the ranges."""
         return self._estimator
 
     def strategy(self, assignment: Assignment) -> Strategy:
@@ -114,7 +114,7 @@ class ThresholdTable:
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
     def extremes(self, group: ScaleGroup) -> Range:
-        """Return the least and the greatest value that calibration saw in the tensors of a scale group."""
+        """Return the calibrated minimum and maximum of the tensors of a scale group."""
         found = [self._statistics(source) for source in group.sources]
         return Range(min(s.minimum for s in found), max(s.maximum for s in found))
 
@@ -204,7 +204,7 @@ class ThresholdTable:
         return self._stats[tensor]
 
     def _rectified(self, tensor: str, found: Range) -> Range:
-        """What the threshold rule of a plug-in op makes of the range of its result; the form of the schema stays."""
+        """Return a result's range after the threshold rule of a plug-in op; the form of the schema stays."""
         maker = self._graph.producers.get(tensor)
         op = extend.op_of(maker.op) if maker is not None else None
         if maker is None or op is None or op.rectify is None:

@@ -1,4 +1,4 @@
-"""Clip ranges of weights, from their values: the largest magnitude, the least squared error, or by an estimator."""
+"""Choose clip ranges of weights from their values: maximum magnitude, minimum squared error, or an estimator."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def weight_ranges(
     """Return one clip range per channel along `axis` (`[C]` of them), or one for the tensor (`axis=None`).
 
     max_range: T = max|w| (symmetric), or [min(0, w), max(0, w)] (asymmetric). mse: the candidate with the minimum Σ (w
-    - s·(clip(round(w/s) + z) - z))² over the channel's values, s and z as `scale_zero_point` makes them from the
-    candidate. Candidates are 41 shares 0.2..1 of the full range, or 5 successive exponents when scales are powers of
-    two.
+    - s·(clip(round(w/s) + z) - z))² over the channel's values, with s and z from `scale_zero_point`. Candidates are 41
+    shares 0.2..1 of the full range, or 5 successive exponents when scales are powers of two.
 
     With `denominator: range` the full range is max|w|·R/(R-1), at which max|w| is itself an integer. A channel of zeros
     gets a range whose scale is 1. Ranges are in real units. Raises ModelError for non-finite weights.
@@ -118,7 +117,7 @@ def _least_error(
 def _squared_errors(
     rows: NDArray[np.float32], scale: NDArray[np.float32], least: NDArray[np.int64], greatest: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Sum over each row of (w - s·clip(round(w/s), least, greatest))²; `[C]`, block by block in float32."""
+    """Return the sum over each row of (w - s·clip(round(w/s), `least`, `greatest`))²; `[C]`, by blocks in float32."""
     s = scale[:, None]
     below, above = least.astype(np.float32)[:, None], greatest.astype(np.float32)[:, None]
     errors = np.zeros(len(rows))

@@ -1,4 +1,4 @@
-"""What could explain a kernel that gives other integers: each field of the hardware file, and mistakes that are made.
+"""List explanations of a kernel with other integers: each field of the hardware file, and known mistakes.
 
 One table for both commands: `compare` asks which single alternative gives what a device gave, `identify` which values
 of a field agree with all probes.
@@ -44,8 +44,8 @@ class Alternative:
         field: The field of the hardware file, or of the kernel (`conv.pads`, `bias`, …).
         value: What it would be.
         site: The kernel with the numbers that follow from that.
-        fault: What it does beside that.
-        change: The change of the hardware file; empty for a mistake that no file says.
+        fault: Its additional fault.
+        change: The change of the hardware file; empty for a mistake outside such files.
     """
 
     field: str
@@ -117,7 +117,7 @@ def _widths(described: Described, own: Site) -> Iterator[Alternative]:
 
 
 def _mistakes(own: Site) -> Iterator[Alternative]:
-    """What is done wrong in hardware and simulators, and what no hardware file says."""
+    """Return the common mistakes of hardware and simulators that no hardware file describes."""
     rank = len(own.net.graph.shapes[own.node.outputs[0]]) - 2
     if own.narrows:
         return

@@ -92,7 +92,7 @@ def _row(vectors: VectorSet, tensor: str, golden: Array, found: Array) -> Dumped
 
 
 def histogram(steps: Array) -> dict[str, int]:
-    """Return how many elements differ by how many units of the last place; those of more than eight together."""
+    """Return how many elements differ by how many units in the last place; more than eight count together."""
     counts = Counter(np.clip(steps, -MOST_STEPS - 1, MOST_STEPS + 1).reshape(-1).tolist())
     names = {-MOST_STEPS - 1: f"<-{MOST_STEPS}", MOST_STEPS + 1: f">{MOST_STEPS}"}
     return {names.get(step, f"{step:+d}"): counts[step] for step in sorted(counts) if step}
@@ -117,7 +117,7 @@ def _differing_own(site: Site, given: Mapping[str, Array], found: Array) -> int 
 def _explained(
     vectors: VectorSet, described: Described, tensor: str, *, given: Mapping[str, Array], found: Array
 ) -> list[ExplanationRow]:
-    """What would give what the device gave, the best first; only what leaves half of the differences at most."""
+    """Return explanations of the device's numbers, best first, that remove at least half of the differences."""
     site = Site.making(vectors.network, tensor)
     if site is None:
         tried = entering_alternatives(vectors.network, tensor, vectors.inputs)
@@ -166,7 +166,7 @@ def _moved(expected: Array, found: Array, axis: int) -> Iterator[ExplanationRow]
 
 
 def _where(right: Array, one: Array, number: int) -> int | None:
-    """Which channel holds these integers, its own place first."""
+    """Return the channel that holds these integers, its own place first."""
     if np.array_equal(right[number], one):
         return number
     same = np.flatnonzero((right == one).all(axis=1))
@@ -174,7 +174,7 @@ def _where(right: Array, one: Array, number: int) -> int | None:
 
 
 def _best(rows: Sequence[ExplanationRow], base: int) -> list[ExplanationRow]:
-    """The rows that leave least, and no more than half of what the plan does; where some leave nothing, these alone.
+    """Return the rows with the fewest differences, at most half of the plan's; exact rows alone, if there are some.
 
     What leaves more agrees by chance: a device whose integers have nothing to do with the plan's meets some of them.
     """

@@ -56,11 +56,11 @@ class Described:
         return Site(Network(self.graph, self.topology, other), kernel, numbers)
 
     def legal(self, change: Change) -> HardwareSpec | None:
-        """Return the changed hardware file; None where it would be refused."""
+        """Return the changed hardware file; None where it would be rejected."""
         return _loaded(json.dumps(changed(self.hardware, change)))
 
     def _around(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        """The kernel, behind those whose accumulators it reads."""
+        """Return the kernel, after the kernels whose accumulators it reads."""
         wanted, pending = {kernel.node}, [kernel]
         makers = {k.output: k for k in self.topology.kernels if k.form is Form.RAW}
         while pending:
@@ -91,7 +91,7 @@ class Described:
 
 @lru_cache(maxsize=1024)
 def _loaded(text: str) -> HardwareSpec | None:
-    """A hardware file as JSON, read once for all probes; None where it would be refused."""
+    """Return a hardware file from JSON, read once for all probes; None where it would be rejected."""
     try:
         return load_hardware(json.loads(text))
     except QuantpipeError:
@@ -101,7 +101,7 @@ def _loaded(text: str) -> HardwareSpec | None:
 def changed(hardware: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Return the content of a hardware file with some of its fields changed.
 
-    `requantize` of the file is then that of every op that `change` does not name.
+    The file's `requantize` then applies to every op that `change` does not name.
     """
     data: dict[str, Any] = {**hardware, "ops": dict(hardware["ops"])}  # nothing below these is changed in place
     if "requantize" in change:
@@ -134,7 +134,7 @@ def _with_own(row: Mapping[str, Any], value: Any) -> dict[str, Any]:
 
 
 def _narrowing_as(topology: Topology, spec: HardwareSpec) -> Topology:
-    """The same topology with signatures that narrow as the file says now."""
+    """Return the same topology with signatures that narrow as the file now defines."""
     found: dict[str, tuple[OpSignature, ...]] = {}
     own = any(s.requantize is not None for rows in spec.ops.values() for s in rows)
     for kernel in topology.kernels:
@@ -147,7 +147,7 @@ def _narrowing_as(topology: Topology, spec: HardwareSpec) -> Topology:
 
 
 def _same_storage(own: QuantPlan, other: QuantPlan, kernel: Kernel) -> bool:
-    """Whether a kernel reads the same weights in both plans: a narrower accumulator may raise their scales."""
+    """Return whether a kernel reads the same weights in both plans: a narrower accumulator may raise their scales."""
     if kernel.weight is None:
         return True
     a, b = own.weights[kernel.weight], other.weights[kernel.weight]

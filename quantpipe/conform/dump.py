@@ -1,6 +1,6 @@
 """Read a dump: the integers that a device or a simulator gave, by tensor, checked against what the set of vectors has.
 
-A dump is an npz file, or a folder of npz, npy, hex and bin files; names are those of the set.
+A dump is an npz file, or a folder of npz, npy, hex and bin files; tensors have the names of the set.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def read_dump(path: Path, vectors: VectorSet) -> Dump:
         raise ArtifactError(f"{'; '.join(wrong[:MOST_NAMED])}{more}", stage=STAGE, where=str(place))
     if not found:
         raise ArtifactError(
-            f"holds no tensor of the set {vectors.name!r}; legal is an npz file with the integers by tensor "
-            f"({_some(vectors)}), or a folder of npz, npy, hex or bin files, as set.json names them",
+            f"holds no tensor of the set {vectors.name!r}. Legal is an npz file with the integers by tensor "
+            f"({_some(vectors)}), or a folder of npz, npy, hex or bin files with the names in set.json",
             stage=STAGE,
             where=str(place),
         )
@@ -139,7 +139,7 @@ def _from_hex(words: list[str], dtype: DType) -> Array:
 
 
 def _problem(name: str, values: Array, vectors: VectorSet) -> str | None:
-    """What is wrong with a tensor of a dump, in a sentence; None where it can be compared."""
+    """Return the problem of a dumped tensor, in a sentence; None where it can be compared."""
     golden = vectors.golden.get(name)
     if golden is None:
         return f"{name!r} is no tensor of this set{nearest(name, list(vectors.golden))}; legal are {_some(vectors)}"
@@ -156,7 +156,7 @@ def _problem(name: str, values: Array, vectors: VectorSet) -> str | None:
 
 
 def _turned(found: tuple[int, ...], golden: tuple[int, ...]) -> str:
-    """Whether the axes are those of the golden tensor in another order."""
+    """Return whether the axes are the golden tensor's in another order."""
     if len(found) != len(golden) or len(golden) > 5:
         return ""
     for order in permutations(range(1, len(golden))):

@@ -1,4 +1,4 @@
-"""How real numbers become integers where they enter: what a device may do otherwise there."""
+"""List alternative conversions of floats to integers at the inputs of a network."""
 
 from __future__ import annotations
 

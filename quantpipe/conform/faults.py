@@ -1,4 +1,4 @@
-"""What a device may do beside what a hardware file says: mistakes, and fields that change no number of a plan."""
+"""List faults outside hardware files: mistakes, and fields that change no number of a plan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Fault:
         shift: By how many places windows are moved along each axis of the map.
         pads_zero: The pads hold the integer 0, where 0 is not the zero point.
         wraps: What is stored keeps the low bits of its type, in place of a clamp to the bits' own bounds.
-        limit: What the accumulator keeps of sums, in place of what the plan says.
+        limit: The accumulator's treatment of sums, instead of the plan's.
         no_bias: The bias is left out.
-        no_clamp: The bounds of the Relu or Clip behind the kernel are left out.
+        no_clamp: The bounds of the Relu or Clip after the kernel are left out.
         no_zero_point: The zero point of the operands is not taken off.
     """
 

@@ -1,7 +1,8 @@
 """Find the fields of a hardware file that agree with what a device gave of the probes.
 
-A field is a variable with the values that are legal on this device. Each probe says which values of the fields that it
-depends on give exactly the device's integers, on the device's own operands; what all probes leave is the answer.
+A field is a variable with the values that are legal on this device. For each probe, some values of the fields that it
+depends on give exactly the device's integers, on the device's own operands. The values that agree with all probes are
+the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WIDTH = ", multiplier_bits "
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Hold one value of a field: what the file says then, and what a kernel does that no plan says."""
+    """Hold one value of a field: the file's entry for it, and a kernel fault that no plan has."""
 
     label: str
     change: Change = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Hold a probe beside what the device gave of it; `found` None: nothing was given."""
+    """Hold a probe with the device's result; `found` None: the device gave no result."""
 
     probe: Probe
     found: Array | None
@@ -61,7 +62,7 @@ class Held:
         return f"requantize of {self.probe.kernel.op}"
 
     def predicted(self, values: Sequence[Value]) -> Array | None:
-        """Return what the device would give with some values of fields; None where no such file is legal."""
+        """Return the device's result for some values of fields; None where no such file is legal."""
         change: dict[str, Any] = {}
         fault: dict[str, Any] = {}
         for value in values:
@@ -172,7 +173,7 @@ def _left(asked: Sequence[tuple[Held, list[str]]], known: Known) -> tuple[dict[s
 
 
 def _with_all_widths(name: str, left: Sequence[Value], known: Sequence[Value], held: Sequence[Held]) -> list[Value]:
-    """What is left of a narrowing, and the same with multipliers of every other width, where it multiplies by such.
+    """Return the rest of a narrowing, and the same with multipliers of every other width, where it multiplies by such.
 
     Where none of the widths that were tried agrees with a probe, all values are left, and so are all roundings.
     """
@@ -253,7 +254,7 @@ def _field(
 
 
 def _shortened(left: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Values without those that another one stands for, as widths of its multiplier make no difference."""
+    """Return the values without those that another one covers, as widths of its multiplier make no difference."""
     found = []
     for label in left:
         stem, _, width = label.partition(WIDTH)

@@ -1,7 +1,7 @@
 """One kernel of a plan in NumPy integers: from its operands to its accumulator and to what it stores.
 
-It says what a device would give that departs from the plan in one way (`Fault`), and what a kernel of other numbers
-gives on the device's own operands.
+It computes the result of a device that departs from the plan in one way (`Fault`), and of a kernel with other numbers
+on the device's own operands.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EXACT = 1 << 24
 class Site:
     """Hold one kernel of a network, to be repeated in NumPy; or what narrows its accumulator for those who read it so.
 
-    `numbers`: those of the plan, or others in their place.
+    `numbers`: the plan's, or others in their place.
     """
 
     net: Network
@@ -65,7 +65,7 @@ class Site:
 
     @classmethod
     def making(cls, net: Network, tensor: str) -> Site | None:
-        """Return what makes a tensor, as dumps name it; None where it enters the network."""
+        """Return the kernel of a tensor, as dumps name it; None where it enters the network."""
         if tensor in net.maker:
             return cls.of(net, net.maker[tensor])
         kernel = net.maker.get(name_of(tensor, Form.RAW))
@@ -75,7 +75,7 @@ class Site:
 
     @property
     def narrows(self) -> bool:
-        """Return whether it makes stored integers of an accumulator that is also handed on."""
+        """Return whether it makes stored integers of an accumulator that another kernel also reads."""
         return isinstance(self.numbers, Requantize)
 
     @property
@@ -93,20 +93,20 @@ class Site:
 
     @cached_property
     def rule(self) -> OpRule:
-        """Return what its op means for scales."""
+        """Return the rule of its op for scales."""
         found = rule_of(self.node)
         assert found is not None  # noqa: S101  (an op without a rule has no kernel)
         return found
 
     @property
     def out(self) -> Quantizer | None:
-        """Return how its result is stored; None where an accumulator is handed on."""
+        """Return how its result is stored; None where the result stays an accumulator."""
         stored = self.narrows or self.kernel.form is Form.QUANTIZED
         return self.net.plan.quantizers[self.kernel.output] if stored else None
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Return the tensors that it reads, as dumps name them; constants are none."""
+        """Return the tensors that it reads, as dumps name them, without constants."""
         if self.narrows:
             return (name_of(self.kernel.output, Form.RAW),)
         names = [name_of(o.tensor, o.form) for o in self.kernel.operands]

@@ -18,7 +18,7 @@ WIDE = 1 << 62
 
 
 def limited(acc: Ints, limit: Limit | None) -> Ints:
-    """Return what an accumulator keeps of sums."""
+    """Return sums as an accumulator keeps them."""
     if limit is None:
         return acc
     if limit.overflow is Overflow.WRAP:

@@ -78,5 +78,5 @@ def name_of(tensor: str, form: Form) -> str:
 
 
 def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return batches one behind another."""
+    """Return batches one after the other."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

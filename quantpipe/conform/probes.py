@@ -1,7 +1,7 @@
-"""Probes of a device: each recipe planned for its hardware file, with scales, biases and inputs that tell its fields.
+"""Plan each recipe for a device's hardware file, with scales, biases and inputs that reveal its fields.
 
-The scales are chosen here, not calibrated: a result fills its type (or passes it), multipliers are general numbers or
-powers of two, and biases are accumulators of which legal ways to narrow make different integers.
+The scales are chosen here, not calibrated. A result fills its type (or passes it), multipliers are general numbers or
+powers of two, and biases are accumulators for which legal ways to narrow differ.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Probe:
 
 
 class _Unfit(Exception):
-    """A device that a probe is not for; its text says why."""
+    """Report a device that a probe does not fit; its text is the reason."""
 
 
 def probes_of(
@@ -174,7 +174,7 @@ def _ways(described: Described, kernel: Kernel) -> Iterator[Site]:
 
 
 def _scalar(site: Site) -> tuple[Requantize, Quantizer]:
-    """How the first channel narrows."""
+    """Return how the first channel narrows."""
     output = site.output
     assert output is not None and site.out is not None  # noqa: S101  (its result is stored)
     fixed = output.fixed
@@ -187,7 +187,7 @@ def _scalar(site: Site) -> tuple[Requantize, Quantizer]:
 
 @dataclass(frozen=True)
 class _Scales:
-    """The scales of operands and weights, and whether those of results are powers of two."""
+    """Hold the scales of operands and weights, and whether the results' scales are powers of two."""
 
     recipe: Recipe
     spec: HardwareSpec
@@ -203,7 +203,7 @@ class _Scales:
 
     @property
     def other(self) -> float:
-        """Of the second operand."""
+        """Return the scale of the second operand."""
         return 2.0**-7 if self.powers else 0.00871
 
     @property
@@ -212,7 +212,7 @@ class _Scales:
 
     @property
     def product(self) -> float:
-        """Of the sums of a kernel with a weight."""
+        """Return the scale of the sums of a kernel with a weight."""
         return float(np.float32(self.data)) * float(np.float32(self.weight))
 
 

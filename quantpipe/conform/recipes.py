@@ -32,7 +32,7 @@ class Draft:
         op: The op.
         inputs: Input -> shape of one sample.
         output: The shape of the result of one sample.
-        weight: Integers of the weight in units of its greatest code, `[-1, 1]`; None without weight.
+        weight: Integers of the weight in units of its largest code, `[-1, 1]`; None without weight.
         bias: Whether the op takes a bias.
         attributes: Of the node.
         extreme: Whether inputs are at the ends of their range, in place of anywhere.
@@ -96,10 +96,10 @@ class Recipe:
 
     Attributes:
         name: Its name.
-        purpose: What it tells, in a sentence.
+        purpose: Its purpose, in a sentence.
         draft: Makes the draft, from a source of chance.
         scales: `general` or `ties`.
-        fill: The greatest accumulator, in units of what the result can store; above 1 it saturates.
+        fill: The largest accumulator, in units of the largest stored result; above 1 it saturates.
         separating: Whether biases are chosen so that ways to narrow differ.
         twin: The probe that is the same where all scales are powers of two.
     """
@@ -158,7 +158,7 @@ def _pairs(rng: np.random.Generator) -> Draft:
 
 
 def _overflow(width: int) -> Callable[[np.random.Generator], Draft]:
-    """Sums of as many greatest products as pass an accumulator of so many bits."""
+    """Return sums of as many largest products as exceed an accumulator of so many bits."""
     count = int(1.5 * (1 << (width - 1)) / (127 * 127))
 
     def draft(rng: np.random.Generator) -> Draft:

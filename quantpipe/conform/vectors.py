@@ -1,6 +1,6 @@
 """Sets of vectors: golden inputs and integers of a network, tensor by tensor and op by op, as files.
 
-A set is a folder: `set.json` says what is in it, arrays are npz, and hex files hold one integer a line, in two's
+A set is a folder: `set.json` lists its content, arrays are npz, and hex files hold one integer a line, in two's
 complement, for simulators that read memories from text.
 """
 
@@ -37,7 +37,7 @@ class VectorSet:
         purpose: What it is for, in one sentence.
         network: The network with its numbers.
         inputs: The model's real inputs, `[N, …]`.
-        golden: Every stored tensor and every accumulator that is handed on.
+        golden: Every stored tensor and every accumulator that a kernel reads.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which samples calibrate, which steer the search, which judge the result: disjoint, by seed, sequences kept whole.
+"""Split samples into calibrate, search and evaluate: disjoint, by seed, with sequences kept together.
 
 Two ways to give sources: one, divided by seed; or one each for calibrate and evaluate, with the search samples from a
 third or set aside from calibrate by seed.
@@ -110,7 +110,7 @@ def set_aside(part: Part, share: Any, rng: np.random.Generator) -> tuple[Part, P
     """Return (what stays, what is set aside): a seeded `share` of `part`, at least one unit, leaving at least one."""
     fraction = number(share, "dataset.search.share")
     if not 0 < fraction < 1:
-        raise ConfigError(f"{fraction} must lie between 0 and 1, both excluded.", where="dataset.search.share")
+        raise ConfigError(f"{fraction} must be between 0 and 1, both excluded.", where="dataset.search.share")
     groups = part.groups()
     total = len(groups)
     if total < 2:

@@ -1,9 +1,9 @@
 """Samples of two splits that hold the same: found by content, wherever they lie and whatever they are called.
 
-A picture that is copied, a row that comes twice, a line that many texts share: what the result is judged by would then
-be what it was fitted to. Contents are compared by digests of 8 bytes each, made in one reading of the raw samples, so
-memory is that of the digests. Two samples are the same if what their source holds of them is equal, byte by byte;
-labels and names do not count.
+A picture may be copied, a row may be repeated, and many texts may share a line: then the result would be judged by the
+samples it was fitted to. Contents are compared by digests of 8 bytes each, made in one reading of the raw samples, so
+only the digests need memory. Two samples are the same if the contents of their source are equal, byte by byte; labels
+and names do not count.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def say(role: str, left: int, shared: Shared, others: Sequence[str], *, where: s
     if not left:
         raise DataError(
             f"all {count} samples of the {role} split are also in {' or '.join(others)}, so the result would be judged "
-            "by what it was tuned on; give each split samples of its own, or set dataset.duplicates=allow.",
+            "on its tuning samples. Give each split samples of its own, or set dataset.duplicates=allow.",
             stage="data",
             where=where,
         )

@@ -1,4 +1,4 @@
-"""How many samples are too few to say anything: refused below a floor unless forced, and said below a good number."""
+"""Check the number of samples: rejected below a floor unless forced, and reported below a good number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENOUGH = 32
 _MEANS = {
     "calibrate": "ranges follow from few values, and values beyond them saturate",
     "search": "a candidate is chosen by luck as much as by merit",
-    "judge": "what helps cannot be told from what harms",
+    "judge": "helpful and harmful steps cannot be distinguished",
     "evaluate": "accuracy is known within its interval only",
 }
 
@@ -27,8 +27,8 @@ def refuse_few(roles: Mapping[str, Samples], forced: bool) -> None:
     if few and not forced:
         counts = ", ".join(f"{role} has {count}" for role, count in few.items())
         raise DataError(
-            f"{counts}, and fewer than {FEWEST} samples say next to nothing about ranges or accuracy; give more (some "
-            "hundred are usual), or set dataset.force_few=true to go on all the same",
+            f"{counts}, and fewer than {FEWEST} samples are too few for ranges and accuracy. Give more (some hundred are "
+            "usual), or set dataset.force_few=true to continue anyway",
             stage="data",
         )
 

@@ -1,4 +1,4 @@
-"""What a function of the user's gave for one sample, as named arrays."""
+"""Turn a user function's result for one sample into named arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples set aside from the search samples: they judge what is done behind a search that has not seen them.
+"""Hold out search samples: they judge steps after a search that has not seen them.
 
 The best of some hundred candidates is best on the samples that chose it, and less good on others. What is compared with
 it on the same samples looks too bad.

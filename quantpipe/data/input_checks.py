@@ -1,4 +1,4 @@
-"""Whether samples fit a model's inputs: which field goes where, shapes, dtypes. Every misfit names what was wanted."""
+"""Check that samples fit a model's inputs: fields, shapes, dtypes; every error names the expected value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_WHOLE = 2.0**53
 
 @dataclass(frozen=True)
 class Feed:
-    """Which field goes into which model input, and how."""
+    """Hold which field goes into which model input, and how."""
 
     port: TensorInfo
     field: str
@@ -50,7 +50,7 @@ def route(
         if len(needed) != 1:
             raise DataError(
                 f"the model has {len(needed)} inputs ({_ports(needed) or 'none'}), and each sample here is one array "
-                "without a name; give one array for each input, by its name (docs/data.md says how for each data set).",
+                "without a name. Give one array for each input, by its name (docs/data.md shows how for each data set).",
                 stage="data",
                 where=source.where,
             )
@@ -93,7 +93,7 @@ def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
 
 
 def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) -> str:
-    """The configuration key that would mend a wrong shape, as far as it can be told."""
+    """Return the configuration key that would fix a wrong shape, if it is known."""
     layout, as_is = feed.preprocess.layout, feed.layout is SourceLayout.AS_IS
 
     def fits(shape: tuple[int, ...]) -> bool:
@@ -188,5 +188,5 @@ def _ports(ports: Sequence[TensorInfo]) -> str:
 
 
 def shapes_of(rows: Mapping[str, Any], feeds: Sequence[Feed], number: int) -> tuple[tuple[int, ...], ...]:
-    """Return what must be equal for samples to share a batch: the shape of each field, where it is not resized."""
+    """Return the parts that must be equal for samples to share a batch: each field's shape, unless resized."""
     return tuple(() if f.preprocess.size else tuple(rows[f.field][number].shape) for f in feeds)

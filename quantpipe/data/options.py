@@ -34,7 +34,7 @@ def refuse_other_than_sections(options: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """How samples are divided and taken: the keys that all of conf/dataset/*.yaml but digits have."""
+    """Hold how samples are divided and taken: the keys of all conf/dataset/*.yaml but digits."""
 
     search: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, Any] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class SourceLayout(StrEnum):
     AS_IS = "as_is"
 
     def resolve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SourceLayout:
-        """Return what `auto` means for a batch of this shape and dtype; the others are themselves."""
+        """Return the value of `auto` for a batch of this shape and dtype; other values unchanged."""
         if self is not SourceLayout.AUTO:
             return self
         is_image = len(shape) == 4 and dtype == np.uint8 and shape[-1] in (1, 3, 4)
@@ -78,7 +78,7 @@ def numbers(value: Any, key: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a raw sample becomes a model's input.
+    """Turn a raw sample into a model's input.
 
     `mean` and `std` hold one value, or one per channel, in units of `pixel * scale`. `size` `(height, width)` resizes
     images (bicubic, to exactly that size, the aspect ratio is not kept); None leaves them as they are.
@@ -175,8 +175,8 @@ class Preprocess:
         if len(given) not in (1, values.shape[axis]):
             raise DataError(
                 f"{len(given)} values for samples with {values.shape[axis]} channels (axis {axis} of "
-                f"{list(values.shape)}, layout {self.layout}, source layout {source}); give one value, or one for each "
-                "channel, or mend dataset.source_layout or dataset.preprocess.layout.",
+                f"{list(values.shape)}, layout {self.layout}, source layout {source}). Give one value, or one for each "
+                "channel, or correct dataset.source_layout or dataset.preprocess.layout.",
                 where=f"dataset.preprocess.{key}",
             )
         shape = [1] * values.ndim
@@ -189,7 +189,7 @@ class Preprocess:
 
         if self.size is None or source not in (SourceLayout.NHWC, SourceLayout.NHW):
             raise DataError(
-                f"resizing takes images with source layout NHWC or NHW, found {source}; set it to null, or mend "
+                f"resizing takes images with source layout NHWC or NHW, found {source}; set it to null, or correct "
                 "dataset.source_layout.",
                 where="dataset.preprocess.size",
             )

@@ -1,9 +1,9 @@
 """State that a streaming model carries from sample to sample: its outputs fed back to its inputs within a sequence.
 
-The states that go with each sample are those of the float model, computed once for a split and kept on disk. So every
-stage sees complete and equal inputs: calibration gets real states, candidates of a search are compared sample by
-sample, and the simulated and the realized model are fed alike. What a model does with states of its own is another
-question, which `free_run` answers.
+The states that go with each sample come from the float model, computed once for a split and kept on disk. So every
+stage sees complete and equal inputs. Calibration gets real states, candidates of a search are compared sample by
+sample, and the simulated and the realized model get the same feeds. The behaviour of a model on its own states is
+measured by `free_run`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class StatefulSamples:
             )
         if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
             raise DataError(
-                f"the state {output!r} of the float model is not finite behind sample {number} of the split.",
+                f"the state {output!r} of the float model is not finite after sample {number} of the split.",
                 stage="data",
             )
         return value

@@ -31,7 +31,7 @@ class SourceSamples:
     """The samples of `source` at `indices`, in that order, made into the model's inputs. Implements `types.Samples`.
 
     Nothing is kept between batches. `Batch.indices` are positions in the source, so that a sample can be named.
-    `sequences` `[len(source)]` tells which samples follow one another in time (None: none does).
+    `sequences` `[len(source)]` numbers the sequence of each sample (None: no sample follows another in time).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SourceSamples:
 
     @property
     def objects(self) -> tuple[Objects, ...] | None:
-        """Return what each picture shows, where the data say."""
+        """Return the objects in each picture, if the data have them."""
         known = getattr(self._source, "objects", None)
         return None if known is None else tuple(known[int(index)] for index in self._indices)
 

@@ -1,4 +1,4 @@
-"""What a data set reads from: raw samples by index, before any preprocessing, with labels where there are some."""
+"""The source of a data set: raw samples by index, before any preprocessing, with labels if it has some."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class Hasher(Protocol):
 class Source(Protocol):
     """Raw samples in a stable order; a sample is one array or several, the fields.
 
-    `where` names the file or folder in messages. `fields` says how the axes of each field are meant: a field has the
-    name of the model input that it is for, or is `SINGLE`. `labels` is int64 `[len(self)]` or None. `sequences` int64
-    `[len(self)]` numbers what belongs together in time (the frames of one recording) and must not be torn apart; None
-    where every sample stands alone. `cheap`: reading everything costs little and may find something that is wrong, so
-    it is checked at once.
+    `where` names the file or folder in messages. `fields` describes the axes of each field: a field has the name of its
+    model input, or is `SINGLE`. `labels` is int64 `[len(self)]` or None. `sequences` int64 `[len(self)]` numbers the
+    samples that belong together in time (the frames of one recording) and must stay in one split; None where every
+    sample is independent. `cheap`: reading everything is fast and may find errors, so it is checked at once.
     """
 
     @property

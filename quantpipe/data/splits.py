@@ -34,11 +34,11 @@ NAMED = 3  # samples that were left out which a warning names
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The sample lists of a run; no sample stands in two of them.
+    """Hold the sample lists of a run; no sample is in two of them.
 
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
-    of the batches (`data/recurrent_state.py` adds them). `aside`: samples set aside from those of the search, to judge
-    (`data/holdout.py`). `duplicates`, `force_few`: what the user allows (`Handling`).
+    of the batches (`data/recurrent_state.py` adds them). `aside`: search samples that are held out, to judge
+    (`data/holdout.py`). `duplicates`, `force_few`: the user's exceptions (`Handling`).
     """
 
     calibrate: Samples
@@ -64,7 +64,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Handling:
-    """What all data sets do alike.
+    """Hold the handling that all data sets share.
 
     `shuffle`: the order in which samples are taken, by the run's seed. `on_error`: `fail`, or `skip` samples that
     cannot be used. `state`: output -> input, carried within a sequence. `state_reset`: where a sequence begins: `auto`
@@ -108,7 +108,7 @@ class Handling:
                 )
 
     def units(self, source: Source) -> NDArray[np.int64] | None:
-        """Return what must not be torn apart when samples are divided and shuffled; None: every sample stands alone."""
+        """Return the units that must stay together when samples are divided and shuffled; None: every sample alone."""
         if not self.state:
             return source.sequences
         if isinstance(self.state_reset, int):
@@ -207,7 +207,7 @@ def build(
 
 
 def _contents(part: Part, handling: Handling) -> Contents:
-    """What is compared: samples; where states are carried, whole sequences, as a sample is what came before it, too."""
+    """Return the compared contents: samples, or whole sequences for carried states, which depend on earlier samples."""
     if not handling.state or part.units is None or handling.duplicates == "allow":
         return partial(fingerprints, part.source)
     return sequence_contents(part.source, part.indices, part.units)
@@ -228,7 +228,7 @@ def _without_shared(
 def _limit(role: str, limit: Any) -> int | None:
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1):
         return limit
-    raise ConfigError(f"{limit!r} must be null (all) or a whole number above 0.", where=f"dataset.samples.{role}")
+    raise ConfigError(f"{limit!r} must be null (all) or an integer above 0.", where=f"dataset.samples.{role}")
 
 
 def _samples(
@@ -249,7 +249,7 @@ def _samples(
 
 
 def _rows(one: Mapping[str, NDArray[Any]]) -> int:
-    """How many samples like this one are checked at once."""
+    """Return how many samples like this one are checked at once."""
     return max(1, CHECK_BYTES // max(1, sum(array.nbytes for array in one.values())))
 
 

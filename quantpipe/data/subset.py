@@ -27,7 +27,7 @@ class First:
 
     @property
     def objects(self) -> tuple[Objects, ...] | None:
-        """Return what each picture shows, where the data say."""
+        """Return the objects in each picture, if the data have them."""
         known = objects_of(self.samples)
         return None if known is None else known[: len(self)]
 

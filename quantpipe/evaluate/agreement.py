@@ -1,14 +1,14 @@
-"""Whether the simulated and the realized model compute the same, tensor by tensor, element by element.
+"""Check that the simulated and the realized model compute the same, tensor by tensor, element by element.
 
 Both are run on the same samples, and every value that leaves the realized model is compared with the *simulated* one:
-all integers; the real numbers that kernels hand on; the outputs. What is fed by integers alone must be equal. Where a
-float island feeds integers again, or an output, two correct runs may differ by rounding inside the island: such values
-must lie within a stated bound (`roundoff.py`), and those that are not equal are counted apart. Behind an island the
-simulated run goes on with the realized integers, so nothing can cascade: every difference that is counted is made where
-it is found.
+all integers, the float values that kernels pass on, and the outputs. Values that depend on integers alone must be
+equal. Where a float island feeds integers again, or an output, two correct runs may differ by rounding inside the
+island. Such values must be within a stated bound (`roundoff.py`), and those that are not equal are counted apart. After
+an island the simulated run continues with the realized integers, so nothing can cascade: every counted difference is
+made where it is found.
 
-The realized model is run in several sessions, since what users run need not be what we run: as the file asks to be run
-(with every integer as an output, and as it is), and with each session option that changes kernels.
+The realized model is run in several sessions, since users may run it in other sessions than ours. It runs as the file
+requests (with every integer as an output, and as it is), and with each session option that changes kernels.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class SessionAgreement:
 class Agreement:
     """The comparison in the sessions that decide.
 
-    `tensors` and `elements` compared (`real_elements` of them are real numbers); `differing` those of them that
-    rounding does not explain; `behind_float` those made by float nodes, and `real_inexact` those made by kernels, that
-    differ within the bound of float32's rounding; `max_lsb` the greatest difference in integer steps; `first_tensor`
-    the first that differs, in graph order.
+    `tensors` and `elements` compared (`real_elements` of them are floats). `differing`: elements that rounding does not
+    explain. `behind_float`, made by float nodes, and `real_inexact`, made by kernels, differ within the bound of
+    float32's rounding. `max_lsb`: the maximum difference in integer steps. `first_tensor`: the first that differs, in
+    graph order.
     """
 
     tensors: int
@@ -179,7 +179,7 @@ def _run(asked: tuple[Realized, Batch]) -> Values:
 def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: Mapping[str, Any]) -> str | None:
     """Return a warning where the elements agree and the realized model is still far worse, else None.
 
-    The elements agree on the samples compared, and the metrics `simulated` and `realized` are those of all samples.
+    The elements agree on the samples compared, and the metrics `simulated` and `realized` cover all samples.
     """
     lost, found = simulated.get("sqnr_db"), realized.get("sqnr_db")
     best = ROUNDING_DB if lost is None else min(lost, ROUNDING_DB)  # None: no noise at all

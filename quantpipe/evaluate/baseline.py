@@ -1,9 +1,9 @@
-"""The result beside onnxruntime's own quantization of the same model, where onnxruntime is the device.
+"""Compare the result with onnxruntime's own quantization of the same model, where onnxruntime is the device.
 
-Its static form estimates ranges by extremes alone, its dynamic one has ranges of each batch and leaves all but products
-in float. Where one of them keeps an output nearer to the float model's in no more time, or is as near and faster, there
-is more to be had on this device, and that is said. A form that is slower than the result is no alternative: it is not
-asked how near it is. All models run on the same samples, and in turns where they are timed.
+Its static form estimates ranges by extremes alone. Its dynamic form has ranges of each batch and leaves everything but
+products in float. If one of them has a more accurate output at the same speed, or is as accurate and faster, a better
+result is possible on this device, and a warning reports it. A form that is slower than the result is no alternative:
+its accuracy is not measured. All models run on the same samples, and in turns where they are timed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PASSES = {"static": 4.0, "dynamic": 3.0}
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What is compared: the float model, the realized one, and samples to calibrate and to compare with."""
+    """Hold the compared models: the float model, the realized one, and samples to calibrate and to compare with."""
 
     graph: Graph
     realized: Session
@@ -140,7 +140,7 @@ def _count(compared: Compared, form: str) -> int:
 
 
 def _timed(compared: Compared, made: Session) -> LatencyPart:
-    """A form beside the result at batch 1; `ratio`: the result's time over the form's."""
+    """Return a form's time at batch 1, compared with the result; `ratio`: the result's time over the form's."""
     graph = compared.graph
     one = next(iter(compared.evaluate.batches(graph.fixed_batch or 1))).inputs
     return interleaved((made, compared.realized), one, RUNS, RUN_SECONDS)
@@ -159,7 +159,7 @@ def _nothing(form: str) -> BaselineRow:
 
 
 def _row(form: str, own: Sequence[OutputRow], other: Sequence[OutputRow], accurate: str | None) -> BaselineRow:
-    """The output at which the result is most behind, or least ahead."""
+    """Return the output with the largest deficit of the result, or its smallest lead."""
     here = {lost.output: lost.sqnr_db for lost in below(own, math.inf)}
     there = {lost.output: lost.sqnr_db for lost in below(other, math.inf)}
     gaps = {name: there[name] - value for name, value in here.items() if name in there}

@@ -15,13 +15,13 @@ Array = NDArray[Any]
 
 
 def channel_axis(rank: int) -> int:
-    """Return the axis of an activation's channels: behind the batch in maps, the last one in sequences and rows."""
+    """Return the axis of an activation's channels: after the batch in maps, the last one in sequences and rows."""
     return 1 if rank == 4 else max(rank - 1, 0)
 
 
 @dataclass(eq=False)
 class ChannelSums:
-    """What the comparison of the channels of one tensor adds up to; `low`, `high`: what its integers hold."""
+    """Hold the sums of the channel comparison of one tensor; `low`, `high`: the bounds of its integers."""
 
     axis: int
     low: Array

@@ -51,7 +51,7 @@ def precision_by_labels(shown: Sequence[Objects], found: Sequence[Detections]) -
 
 
 def _mean(precision: NDArray[np.float64]) -> float:
-    """Of the classes that have objects."""
+    """Return the mean over the classes that have objects."""
     return float(precision[precision > -1].mean())
 
 

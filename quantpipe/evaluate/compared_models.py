@@ -1,6 +1,6 @@
 """Give the two sides of the comparison.
 
-They are the simulated model, which says what every value has to be, and the realized model in one kind of session.
+They are the simulated model, which defines the expected values, and the realized model in one kind of session.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Simulated:
         self._inputs, self._alone = inputs, None
 
     def run(self, realized: Values) -> Values:
-        """Return all values of the batch, going on with the realized integers behind every island."""
+        """Return all values of the batch, continuing with the realized integers after every island."""
         self._as_written = None
         entering = {
             self.names[t]: realized[t].astype(np.float32) - np.float32(self.zero[t]) for t in self.watched.entries
@@ -93,7 +93,7 @@ class Simulated:
     def integers(self, values: Values, tensor: str) -> Array:
         """Return q - z as the simulated model computes it.
 
-        These are whole numbers in float32 or, where that holds too few, float64.
+        These are integral values in float32 or, if that holds too few, float64.
         """
         return values[self._own.get(tensor, self.names[tensor])]
 
@@ -119,7 +119,7 @@ class Simulated:
         return explained_step(found, expected[tensor], tolerance, self.plan.quantizers[tensor])
 
     def real_tolerance(self, values: Values, tensor: str) -> Array:
-        """Return what a real number may be off by rounding: that of a kernel's sum, or of nodes in float."""
+        """Return the rounding tolerance of a float value: of a kernel's sum, or of float nodes."""
         kernel = self.kernels.get(tensor)
         if kernel is not None and all(o.tensor in self._held for o in kernel.operands):
             operands = {o.tensor: values[self._held[o.tensor]] for o in kernel.operands}
@@ -162,11 +162,11 @@ class Realized:
         return len(self._loops.products)
 
     def takes(self, done: int) -> bool:
-        """Return whether it is compared on a batch that comes behind so many samples."""
+        """Return whether it is compared on a batch after so many samples."""
         return self.session is not None and (self.kind.samples is None or done < self.kind.samples)
 
     def run(self, inputs: Values) -> Values:
-        """Return what it computes, by the names of the realized model. Several may run at once."""
+        """Return its results, by the names of the realized model; several may run at once."""
         names = dict.fromkeys((*self._names.values(), *self._real.values(), *self._loops.names))
         return self.session.run(inputs, list(names)) if self.session is not None else {}
 

@@ -1,4 +1,4 @@
-"""Which tensors of the simulated and the realized model are compared, and how near each of them has to be.
+"""Select the tensors of the simulated and the realized model to compare, with the tolerance of each.
 
 Takes a graph, its topology and the names that both renderings give to integers; gives lists of tensors by kind.
 """
@@ -20,11 +20,11 @@ FLOATS = ("float16", "float32", "float64")
 class Watched:
     """Tensors by what two correct runs may differ by.
 
-    `integers`, fed by integers alone: by nothing. `entries`, integers quantized from the result of a float node, and
-    `outside`, real numbers that float nodes make: by the rounding of float32. `reals`, real numbers that kernels make:
-    by nothing, or by the order of a float32 sum where the runtime carries it so. `outputs`: those of the model, which
-    are compared in every session. `loose`: what follows from a decision on real numbers (an index, a comparison, a
-    rounding); it may be anything where the numbers decided on, which are among `outside`, are near a tie.
+    `integers` depend on integers alone: no tolerance. `entries`, integers quantized from the result of a float node,
+    and `outside`, floats made by float nodes: the rounding of float32. `reals`, floats made by kernels: no tolerance,
+    or the order of a float32 sum where the runtime uses one. `outputs`: the model's, which are compared in every
+    session. `loose`: results of a decision on floats (an index, a comparison, a rounding). They may be anything where
+    the numbers decided on, which are among `outside`, are near a tie.
     """
 
     integers: tuple[str, ...]
@@ -50,7 +50,7 @@ def of_half_nodes(graph: Graph, topology: Topology) -> frozenset[str]:
 
 
 def watched(graph: Graph, topology: Topology, shared: Collection[str]) -> Watched:
-    """Return what to compare.
+    """Return the tensors to compare.
 
     `shared`: the tensors whose integers both renderings hold (accumulators by their own names).
     """
@@ -81,9 +81,9 @@ def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:
 
 
 def _decided_on(graph: Graph, topology: Topology, tensor: str) -> Iterator[str]:
-    """Yield the real numbers that decisions on the way to a tensor are made by.
+    """Yield the floats on which decisions before a tensor depend.
 
-    There are none where all that leads there is continuous. The way ends where integers enter.
+    It yields nothing if all nodes on the way are continuous. The way ends where integers enter.
     """
     pending, seen = [tensor], set()
     while pending:

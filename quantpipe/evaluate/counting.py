@@ -14,8 +14,9 @@ Array = NDArray[Any]
 class Counter:
     """Count elements that were compared.
 
-    `elements` compared, `real_elements` of them real; `differing`; `behind`: made by float nodes and explained by their
-    rounding; `inexact`: made by kernels and explained by the order of a sum; `first` tensor that differs.
+    `elements` compared, `real_elements` of them floats; `differing`; `behind`: made by float nodes and explained by
+    their rounding. `inexact`: made by kernels and explained by the order of a sum. `first`: the first tensor that
+    differs.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Counter:
 
 
 def _different(expected: Array, found: Array) -> NDArray[np.bool_]:
-    """Which elements are not equal (two NaN are); all of them where the shapes are not."""
+    """Return which elements are not equal (two NaN are); all of them if the shapes differ."""
     if expected.shape != found.shape:
         return np.ones(found.shape or (1,), bool) if found.size else np.ones(1, bool)
     different = expected != found

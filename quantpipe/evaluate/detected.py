@@ -1,4 +1,4 @@
-"""What the models of an evaluation find, where they are detectors: beside the float model, and by labels."""
+"""Evaluate the detections of models, against the float model and against labels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Judge:
         return full
 
     def part(self) -> DetectionsPart | None:
-        """Return what the report says of the detector; None where it is none."""
+        """Return the report's part on the detector; None for any other model."""
         layout = self.reference.detections
         if layout is None:
             return None

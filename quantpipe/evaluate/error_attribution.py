@@ -1,4 +1,4 @@
-"""What is wrong with a plan: a row per stored tensor, weight and bias, with its error alone and what has built up."""
+"""Attribute the error of a plan: a row per stored tensor, weight and bias, with its own and the accumulated error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Causes:
 
     @property
     def passes(self) -> float:
-        """Return what these runs come to in whole passes over the samples."""
+        """Return these runs as a number of whole passes over the samples."""
         return self._measure.passes
 
     def rows(
@@ -103,7 +103,7 @@ class Causes:
         return list(rows.values())
 
     def _noisiest(self, names: Iterable[str], most: int | None) -> Sequence[str]:
-        """The names of what loses most of its own signal, all without a limit. What is not known comes first."""
+        """Return the names with the largest loss of their own signal (no limit: all); unknown ones come first."""
         every = list(names)
         return every if most is None else sorted(every, key=lambda name: -self._noise(name))[:most]
 
@@ -201,7 +201,7 @@ def node_of(graph: Graph, name: str, constants: Mapping[str, Exchanged]) -> str:
 def split_halves(rows: Mapping[str, CauseRow], tensors: Sequence[str], measure: AloneMeasure) -> None:
     """Measure rounding and clipping of some tensors apart, and enter them into their rows.
 
-    Which of the two is more is told by the part of the samples that a heavy model is screened on.
+    The part of the samples that a heavy model is screened on decides which of the two is more.
     """
     halves = [Wanted(name, clip=not half, round=half) for name in tensors for half in (True, False)]
     for one, found in zip(halves, measure.measure(halves, batches=measure.screened), strict=True):

@@ -53,11 +53,11 @@ from quantpipe.types import (
 class Evaluation:
     """Hold the numbers of the report that come from running the three models.
 
-    `layer_samples`: of how many samples `layers` are. `realized_samples`: of how many samples the realized model's
-    metrics are, the first ones; `alike`: the simulated model's on the same. `outputs`: how near each output of the
-    realized model is to the float model's (`nearness`); `lossy`: what is to be said of those that are not near;
-    `accurate`: the output that labels show to be as good. `per_sample`: what the realized model gives for each
-    sample. `detections`: where boxes are, of a detector.
+    `layer_samples`: the number of samples of `layers`. `realized_samples`: the number of samples of the realized
+    model's metrics, the first ones. `alike`: the simulated model's metrics on the same. `outputs`: the accuracy of each
+    output of the realized model (`nearness`). `lossy`: messages about inaccurate outputs. `accurate`: the output that
+    labels show to be as good. `per_sample`: the realized model's results for each sample. `detections`: the layout of a
+    detector's boxes.
     """
 
     metrics: Metrics
@@ -79,7 +79,7 @@ class Evaluation:
 
     @property
     def warnings(self) -> list[str]:
-        """Return what is doubtful about the numbers, in sentences."""
+        """Return doubts about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
         elsewhere = float_warning(self.agreement, self.alike or {}, self.metrics["realized"])
         return [said for said in (carried, elsewhere, *self.lossy, *self.agreement.warnings) if said]
@@ -129,7 +129,7 @@ class EvaluationSamples:
     Attributes:
         judged: Samples that nothing was fitted to or chosen by.
         chosen_by: Those that the strategy was chosen by, to compare its losses.
-        compared: Which outputs are compared, and how; the metrics are those of the output it names.
+        compared: The compared outputs, and how; the metrics are about the output it names.
         seen: The float model's reference on `chosen_by`, if it is known.
     """
 
@@ -221,7 +221,7 @@ def evaluate(
 def _opener(graph: Graph, samples: Samples, course: Course) -> Callable[..., Session]:
     """Make sessions of which several batches run at once, a core for each: integer kernels share no layer well.
 
-    A model whose weights lie in files is too large for its tensors to be held twice.
+    A model with external weights is too large for its tensors to be held twice.
     """
     if is_outside(graph.model):
         return Session
@@ -230,7 +230,7 @@ def _opener(graph: Graph, samples: Samples, course: Course) -> Callable[..., Ses
 
 
 def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[OutputRow]:
-    """How near each output is, where there are several; of a single one the outputs are known."""
+    """Return the accuracy of each output, if there are several; a single output's values are known."""
     if len(graph.outputs) == 1:
         return []
     return course.result(
@@ -313,5 +313,5 @@ def whole_batches(graph: Graph, count: int) -> int:
 
 
 def _takes(graph: Graph, feeds: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether the model runs on these feeds, or has a larger batch of its own."""
+    """Return whether the model runs on these feeds, or has a larger batch of its own."""
     return all(i.shape[:1] in ((), (None,), feeds[i.name].shape[:1]) for i in graph.inputs)

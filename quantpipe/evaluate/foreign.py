@@ -160,7 +160,7 @@ def accumulators(original: Graph, found: Foreign) -> list[AccumulatorRow]:
 
 
 def _channel_axis(original: Graph, node: Node, weight: GivenWeight) -> Iterator[int]:
-    """The axis of a weight along which its output channels lie: that of its scales, or of the result's channels."""
+    """Return the axis of a weight's output channels: the axis of its scales, or of the result's channels."""
     if weight.grid.axis is not None:
         yield weight.grid.axis % weight.values.ndim
     shape, channels = weight.values.shape, original.shapes.get(node.outputs[0], ())
@@ -177,7 +177,7 @@ def _centred(weight: GivenWeight) -> Array:
 
 
 def _quantizer(tensor: str, grid: Grid, shape: Sequence[int]) -> Quantizer | None:
-    """How a tensor is stored; scales of single channels broadcast. None where its channels have other zero points."""
+    """Return how a tensor is stored, with broadcasting channel scales; None if channels differ in zero points."""
     scale, zeros = np.asarray(grid.scale, np.float32), np.unique(grid.zero)
     if not grid.single:
         axis = (grid.axis or 0) % max(len(shape), 1)
@@ -231,7 +231,7 @@ def _long(raw: Imported, name: str, held: Array) -> GivenWeight | None:
 
 
 def refuse_other_ports(original: Graph, other: Graph) -> None:
-    """Raise ModelError where the ports of a file are not those of the float model."""
+    """Raise ModelError where the ports of a file differ from the float model's."""
     ports = [[(p.shape[1:] if p.shape else ()) for p in found] for found in (original.inputs, other.inputs)]
     if len(ports[0]) != len(ports[1]) or any(_unlike(a, b) for a, b in zip(*ports, strict=True)):
         _refuse(original, other, f"its inputs are {_ports(other)}, those of the float model {_ports(original)}")

@@ -1,4 +1,4 @@
-"""What is wrong with a quantized file: a row per tensor, weight and bias, as for a plan of our own."""
+"""Attribute the error of a quantized file: a row per tensor, weight and bias, as for a plan of our own."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _axis(found: Foreign, name: str) -> int:
 
 
 def _at_its_ends(found: Foreign, name: str) -> float:
-    """The share of a bias' integers that lie at the ends of their type: what does not fit is cut off there."""
+    """Return the share of a bias' integers at the ends of their type, where larger values are cut off."""
     values = found.biases[name].values if name in found.biases else np.zeros(0)
     if values.dtype.kind not in "iu" or not values.size:
         return 0.0

@@ -30,7 +30,7 @@ OTHERS_SAMPLES = 8
 
 @dataclass(frozen=True, eq=False)
 class WrittenBeside:
-    """Hold one form that stands beside model.onnx.
+    """Hold one form that is written next to model.onnx.
 
     Attributes:
         form: Its name.
@@ -39,7 +39,7 @@ class WrittenBeside:
         seconds: What writing them took.
         rendered: The model, of an ONNX form.
         files: Name -> content, of any other form.
-        facts: What else is to be told of it.
+        facts: Further facts for the report.
         howto: How its files are used, for SHIP.md; None where onnxruntime runs them.
         writer: What wrote them and runs them, where onnxruntime does not.
         reason: Why its files do not compute what was searched, of any other form; None where they do.

@@ -1,4 +1,4 @@
-"""Whether what the search saw holds on samples that it did not see.
+"""Compare the search's loss with the loss on samples that it did not see.
 
 The search chooses by one split, the report judges by another one. Both splits lose something against the float model;
 that they lose the same is compared with what the number of samples lets one know.
@@ -92,7 +92,7 @@ def generalization(
 
 
 def _loss(metric: str, reference: Reference, outputs: Found) -> float:
-    """What the float model has more of than the outputs."""
+    """Return the metric of the float model less the metric of the outputs."""
     own = 0.0 if metric in DISTANCES else metric_of(metric, reference, reference.found)
     return own - metric_of(metric, reference, outputs)
 

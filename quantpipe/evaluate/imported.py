@@ -1,4 +1,4 @@
-"""The realized model beside the quantized one that it was imported from, as onnxruntime runs that.
+"""Compare the realized model with the quantized one that it was imported from, as onnxruntime runs it.
 
 What is the same is compared integer by integer: tensors and weights whose scale and zero point are the file's, up to
 the shift between signed and unsigned types. What had to change is measured in real units.
@@ -145,7 +145,7 @@ def _told(run: _Run) -> list[GivenTensor]:
 
 
 def _real_softmax(run: _Run, samples: Samples) -> int | None:
-    """How many integers differ where onnxruntime computes a Softmax in real numbers; None where nothing differs."""
+    """Return how many integers differ if onnxruntime computes a Softmax in float; None where nothing differs."""
     if run.given.runnable is None or not any(_differing(run).values()):
         return None
     real = with_real_softmax(run.given.runnable)
@@ -214,7 +214,7 @@ def real_output(given: Imported, name: str, array: Array) -> Array:
 
 
 def _same(grid: Grid, own: Quantizer) -> bool:
-    """Whether a tensor has the file's scale, and its zero point up to the shift between types."""
+    """Return whether a tensor has the file's scale, and its zero point up to the shift between types."""
     ends = (grid.low - int(grid.zero), grid.high - int(grid.zero)) if grid.single else (0, 0)
     return grid.single and float(grid.scale) == float(own.scale) and ends == (own.low, own.high)
 

@@ -124,7 +124,7 @@ def layer_sums(
 
 
 def layer_start(graph: Graph, quantizer: Quantizer, by_channel: bool) -> LayerSums:
-    """Return the empty sums of a tensor, with those of its channels where they are asked for."""
+    """Return the empty sums of a tensor, with sums per channel where they are requested."""
     shape, scale = graph.shapes.get(quantizer.tensor, ()), np.ravel(np.asarray(quantizer.scale, np.float64))
     if not by_channel or len(shape) < 2:
         return LayerSums()

@@ -1,9 +1,9 @@
-"""Where the error of a stored tensor comes from, in the integer model itself: each step of its kernel apart.
+"""Split the error of a stored tensor in the integer model itself, by the steps of its kernel.
 
-The kernel's operands are taken as the simulated model holds them. From them the kernel is computed in real numbers
-three times: with the float weights, with the integer ones, and with the integer bias as well. What the result loses
-after that is clipping and rounding to its own scale; what the integers still differ by is the arithmetic between:
-sums that overflowed, else multipliers, shifts and tables.
+The kernel's operands are taken as the simulated model holds them. From them the kernel is computed in float three
+times: with the float weights, with the integer ones, and with the integer bias as well. The further loss of the result
+is clipping and rounding to its own scale. The remaining difference of the integers is the arithmetic between: sums that
+overflowed, else multipliers, shifts and tables.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Made:
         *,
         constants: Mapping[str, Exchanged],
     ) -> _Made | None:
-        """The kernel; None where its operands are real numbers, or are held under no name."""
+        """Return the kernel; None if its operands are floats, or have no known name."""
         held, output = simulation.rendered.integers, kernel.output
         narrowed = output in held and output in plan.quantizers  # of an accumulator, too
         stored = _operand(graph, plan, held, output, form=Form.QUANTIZED if narrowed else kernel.form)
@@ -140,7 +140,7 @@ class _Made:
 
     @property
     def names(self) -> list[str]:
-        """What is to be read of the simulated model."""
+        """Return the names of the values to read from the simulated model."""
         return [self.stored, *(name for name, _ in self.operands.values()), *(self.limits or ())]
 
     def add(self, values: Mapping[str, Array], wanted: Array) -> None:
@@ -154,7 +154,7 @@ class _Made:
             self._add(real, wanted[rows].astype(np.float64), held[rows], wrong[rows] if wrong is not None else None)
 
     def _wrong(self, values: Mapping[str, Array]) -> NDArray[np.bool_] | None:
-        """Where a sum overflowed; None where none did."""
+        """Return where a sum overflowed; None without overflows."""
         if self.limits is None:
             return None
         before, after = (values[name] for name in self.limits)
@@ -163,7 +163,7 @@ class _Made:
         return np.asarray(wrong) if np.any(wrong) else None
 
     def _add(self, made: Sequence[Array], wanted: Array, held: Array, wrong: NDArray[np.bool_] | None) -> None:
-        """Include some rows of the three real forms, float64, beside the integers that are held."""
+        """Include some rows of the three float results, float64, and of the held integers."""
         scale, rounded = self.scale, made[2]
         self.sums.add("inherited", made[0], wanted)
         self.sums.add("weight", made[1], made[0])
@@ -205,7 +205,7 @@ def _operand(
 
 
 def raw_scale(graph: Graph, plan: QuantPlan, tensor: str) -> Array | None:
-    """Return the scale of an accumulator that is handed on, shaped to broadcast; None where no kernel has one."""
+    """Return the scale of an accumulator that another kernel reads, shaped to broadcast; None if no kernel has one."""
     maker = graph.producers.get(tensor)
     numbers = plan.kernels.get(maker.name) if maker is not None else None
     if not isinstance(numbers, Accumulate | Contract):

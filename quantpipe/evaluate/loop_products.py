@@ -1,8 +1,8 @@
-"""The integers inside of loops, which no tensor of the graph shows: each step of them beside NumPy's integers.
+"""Compare the integers inside loops, which no tensor of the graph shows, with NumPy's integers at each step.
 
-What a product of the realized model reads, its codes, its sums and what they come to are shown by more outputs of its
-loop, and so is a state that is stored for the next step: as it is made, its codes, what they come to. From what comes
-in, NumPy says what the others are, to the last bit.
+More outputs of a loop show what a product of the realized model reads, its codes, its sums and their float values. The
+same holds for a state that is stored for the next step: as it is made, its codes, and their float values. From the
+inputs, NumPy computes the others, to the last bit.
 """
 
 from __future__ import annotations

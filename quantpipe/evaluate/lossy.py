@@ -64,7 +64,7 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """What the table of errors per tensor says of the outputs of a model."""
+    """Relate the outputs of a model to the table of errors per tensor."""
 
     graph: Graph
     topology: Topology
@@ -121,12 +121,12 @@ class Losses:
         return Loss(tensor, value, gain, own, entry["saturation"] > entry["rounding"], of)
 
     def _blamed(self, tensor: str, before: Sequence[str]) -> tuple[str, ...]:
-        """What a tensor is computed from, unless by a kernel with weights."""
+        """Return the tensors from which a tensor is computed, unless by a kernel with weights."""
         kernel = self._kernels.get(tensor)
         return () if kernel is not None and kernel.weight is not None else tuple(before)
 
     def _few_bits(self, tensor: str) -> bool:
-        """Whether it, or the weight it is made with, has fewer than eight bits, and could have them."""
+        """Return whether it, or the weight it is made with, has fewer than eight bits, and could have them."""
         kernel, topology = self._kernels.get(tensor), self.topology
         weight = kernel.weight if kernel is not None else None
         fewer = []

@@ -1,4 +1,4 @@
-"""How near every output of the realized model is to the float model's, over samples of which a few are held at a time.
+"""Measure the accuracy of every output of the realized model, over samples of which a few are held at a time.
 
 Metrics and objectives may be about one output; the device computes all of them.
 """
@@ -66,7 +66,7 @@ class Nearness:
     def entry(self, output: str) -> OutputRow:
         """Return a row of the report.
 
-        What is not of real numbers has the share of equal elements alone.
+        Other than float outputs have the share of equal elements alone.
         """
         row: OutputRow = {"output": output, "sqnr_db": None, "mse": None, "cosine": None}
         if self.real and self.elements:

@@ -1,7 +1,7 @@
-"""Which tensors and nodes of two cleaned models of the same network are the same ones.
+"""Match tensors and nodes of two cleaned models of the same network.
 
-Takes the float original and the float model behind a quantized file of it; gives their counterparts. Tools rename
-tensors, take nodes out and put some in, so names are the first sign and the wiring from the inputs on is the second.
+Takes the float original and the float model of a quantized file; gives their counterparts. Tools rename tensors, remove
+nodes and insert others, so names are the first criterion and the wiring from the inputs on is the second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quantpipe.oprules import Family, rule_of
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """Hold counterparts: tensors and nodes of the other model -> those of the original."""
+    """Hold counterparts: tensors and nodes of the other model -> tensors and nodes of the original."""
 
     tensors: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def is_clamp(node: Node) -> bool:
 
 
 def _passed(node: Node, original: Graph, other: Graph, found: Pairing) -> str | None:
-    """The counterpart of what a node without one reads, where its only result has the same shape."""
+    """Return the counterpart of the input of a node without one, if its only result has the same shape."""
     reads = _reads(node, other)
     if len(reads) != 1 or len(node.outputs) != 1 or reads[0] not in found.tensors:
         return None

@@ -79,7 +79,7 @@ def _real(graph: Graph, topology: Topology, plan: QuantPlan, names: set[str]) ->
 
 
 class PassingSums:
-    """What two models hold of some tensors, in real units."""
+    """Hold the sums of two models' values of some tensors, in real units."""
 
     def __init__(self, graph: Graph, tensors: Collection[str]) -> None:
         self._graph = graph

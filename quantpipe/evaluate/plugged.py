@@ -1,8 +1,8 @@
 """Hold the kernels of plug-in packages against the packages' own words: interpreter and float reference.
 
-Of each kernel the simulated and the realized integers are compared with what the package's interpreter makes of the
-same stored operands, element by element, and their real values with the reference on the operands' real values. Where
-they differ, the run ends and names the package: nothing of ours can say which of the two is right.
+For each kernel the simulated and the realized integers are compared, element by element, with the package's interpreter
+on the same stored operands. Their real values are compared with the reference on the operands' real values. Where they
+differ, the run ends and names the package: quantpipe cannot decide which of the two is right.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Tell whether the samples reach the float model as those did that it was trained on.
 
-What is wrong here is wrong everywhere behind, so it is looked at before anything else runs, and said first.
+A mistake here affects all later stages, so the samples are checked before anything else runs, and reported first.
 
-Four signs, on some samples: accuracy that guessing would reach, or nearly; a model that is sure of itself and wrong;
-a classifier that gives the same answer to all samples; values in front of the first BatchNormalization far from the
-mean and variance that it remembers of training, or, where there is none, a first Clip that most values are cut off by.
-A forgotten `dataset.preprocess.scale` shows all of them.
+Four signs are checked, on some samples: accuracy near guessing; a model that is sure of itself and wrong; a classifier
+that gives the same answer to all samples; and values far outside the training statistics. The last sign are values
+before the first BatchNormalization that are far from its stored mean and variance. Without a BatchNormalization it is a
+first Clip that cuts off most values. A forgotten `dataset.preprocess.scale` shows all of them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
 
 
 def _of_one_answer(outputs: NDArray[Any], inputs: str) -> str | None:
-    """By whether samples without labels are told apart at all."""
+    """Return the sign that samples without labels all get one answer."""
     count, classes = outputs.shape
     if count < SAME or classes < 3 or not all_finite(outputs):
         return None

@@ -1,7 +1,7 @@
-"""The course of an evaluation: how far it is, told while it runs, and what is done of it, kept for a run that goes on.
+"""The course of an evaluation: its progress while it runs, and its finished parts for a later run.
 
-An evaluation is a row of phases. Phases that give outputs (one of the three models over a split) are kept batch by
-batch, every few seconds; of the others the result is kept. A later evaluation of the same origin takes what is there.
+An evaluation is a row of phases. Phases with outputs (one of the three models over a split) are kept batch by batch,
+every few seconds; of the others the result is kept. A later evaluation of the same origin takes the kept parts.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Watched:
 class Course:
     """Tell how far an evaluation is, and keep its finished parts.
 
-    `kept`: where finished parts lie between two runs of the program. `progress` opens a bar of a phase by its name;
-    `phases` is how many are to come, for that name. `concurrent`: how many batches of a model run at once. `clock` is
-    for tests.
+    `kept`: the folder of finished parts between two runs of the program. `progress` opens a bar of a phase by its name;
+    `phases` is the expected number of phases, for that name. `concurrent`: how many batches of a model run at once.
+    `clock` is for tests.
     """
 
     kept: Kept = field(default_factory=NoCheckpoint)
@@ -133,7 +133,7 @@ class Course:
         return self.progress(f"evaluate{place}: {name}")
 
     def _stored(self, key: str) -> tuple[list[_Row], bool]:
-        """What is kept of a phase, and whether that is all of it."""
+        """Return the kept part of a phase, and whether it is complete."""
         rows: list[_Row] = []
         while (part := self.kept.read(f"{key}-{len(rows):06d}")) is not None:
             batches = int(part["batches"])
@@ -151,7 +151,7 @@ class Course:
         *,
         tell: Callable[[int], None],
     ) -> None:
-        """Run the batches behind those in `rows`, and add them there."""
+        """Run the batches after those in `rows`, and add them there."""
         known = kept = len(rows)
         begin = self.clock()
         with (
@@ -180,7 +180,7 @@ def _samples(rows: Sequence[_Row]) -> int:
 
 
 def _place(batch: int, output: int) -> str:
-    """Of an output of a batch, in a kept part."""
+    """Return the key of an output of a batch, in a kept part."""
     return f"outputs.{batch}" + (f".{output}" if output else "")
 
 
@@ -189,7 +189,7 @@ def _outputs(part: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]
 
 
 def _key(name: str, size: int) -> str:
-    """Of a file name; what was run in other batches is another part."""
+    """Return the key of a file name; a run with other batches is another part."""
     return f"{name.replace(' ', '_')}-by-{size}"
 
 

@@ -1,8 +1,8 @@
-"""How far two correct float32 runs of the same arithmetic may lie apart, element by element.
+"""Bound the difference of two correct float32 runs of the same arithmetic, element by element.
 
-Two cases. A kernel that gives real numbers and that the runtime carries by a float32 sum: the bound of a sum of n
-products in any order (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), from the very operands. Nodes left
-in float: a stated share of the result, widened by what the runtime's own optimizations change.
+There are two cases. For a float kernel that the runtime computes by a float32 sum, it is the bound of a sum of n
+products in any order (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), from the actual operands. For float
+nodes it is a stated share of the result, widened by the changes of the runtime's own optimizations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each stored tensor, weight and bias costs alone: the float model with nothing but this one quantized.
+"""Measure the cost of each stored tensor, weight and bias alone: the float model with only this one quantized.
 
 All are measured over the same few samples. A cause is at most one float pass over these: from the last cut before it
 to the outputs (`stretches`), in a session of its own.
@@ -50,7 +50,7 @@ KEPT_BYTES = 1 << 29
 
 @dataclass(frozen=True, eq=False)
 class Exchanged:
-    """A constant of the float model, and what the integers of a plan make of it, both in real units."""
+    """Hold a constant of the float model, and the value of its integers in a plan, both in real units."""
 
     tensor: str
     kind: str
@@ -75,7 +75,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Alone:
-    """What one quantized tensor costs at the outputs."""
+    """Hold the cost of one quantized tensor at the outputs."""
 
     loss: float
     samples: int
@@ -93,14 +93,14 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """What is quantized of a float model: how its tensors are stored, and what its constants become."""
+    """Hold the quantized parts of a float model: how its tensors are stored, and the new values of its constants."""
 
     quantizers: Mapping[str, Quantizer]
     constants: Mapping[str, Exchanged]
 
     @classmethod
     def of(cls, graph: Graph, topology: Topology, plan: QuantPlan) -> Numbers:
-        """Return those of a plan, as far as the float model knows their tensors."""
+        """Return the numbers of a plan, as far as the float model knows their tensors."""
         real = {"float32", "float64"}
         known = {*graph.producers, *graph.input_names}
         quantizers = {t: q for t, q in plan.quantizers.items() if t in known and graph.dtypes.get(t, "float32") in real}
@@ -211,7 +211,7 @@ class AloneMeasure:
         )
 
     def _switched(self, wanted: Wanted, switched: Switched) -> dict[str, Array]:
-        """What a run is fed with beside the tensors at the cut."""
+        """Return the feeds of a run in addition to the tensors at the cut."""
         found = dict.fromkeys((*switched.clips.values(), *switched.rounds.values()), np.asarray(False))
         if wanted.name in self.constants:
             return found if self._apart else {**found, wanted.name: self.constants[wanted.name].held}
@@ -222,7 +222,7 @@ class AloneMeasure:
     def _opened(self, name: str, part: int) -> tuple[Switched, Session]:
         """The model from the beginning of a stretch on, with switches for what is quantized in that stretch.
 
-        In a heavy model it is a session of its own for each: switches are computed in every run, and weights that may
+        In a heavy model it is a session of its own for each. Switches are computed in every run, and weights that may
         be exchanged keep the runtime from laying them out in advance. In a light one, and on the few samples that a
         heavy one is screened on, sessions cost more than that.
         """

@@ -1,7 +1,7 @@
-"""Whether integers are slower than the float model.
+"""Determine whether integers are slower than the float model.
 
-That is said by the latency measured here where the device is this machine's onnxruntime (`runs_here` of the hardware
-file), else by the cycles that its cost model gives both.
+The latency measured here decides where the device is this machine's onnxruntime (`runs_here` of the hardware file).
+Otherwise the cycles of the device's cost model decide.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FLOAT_ONLY = Topology({}, {}, {}, (), (), ())
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a realized model is beside the float one.
+    """Hold the speed of a realized model, compared with the float one.
 
     Attributes:
         by: latency, measured here, or cycles, by the cost model.
         ratio: Realized over float; above 1 is slower.
-        slower: Whether that is certain enough to be said.
+        slower: Whether that is certain enough for a report.
     """
 
     by: Literal["latency", "cycles"]
@@ -56,7 +56,8 @@ def speed_of(
     """Return the speed of a realized model, compared with the float one.
 
     A measured model is slower where its median ratio exceeds 1, three quarters of the pairs of runs agree, and the
-    difference is more than a call of the runtime takes. None if neither a measurement nor a rate of integers exists.
+    difference is more than a call of the runtime takes. The result is None if neither a measurement nor a rate of
+    integers exists.
     """
     if spec.runs_here and latency.get("ratio"):
         ratio = latency["ratio"]

@@ -1,4 +1,4 @@
-"""A streaming model on its own: it carries the states that it makes itself, not those of the float model."""
+"""Run a streaming model on its own states, instead of the float model's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The float model in stretches: what is changed behind a cut starts from tensors that are kept there.
+"""Cut the float model into stretches: a change after a cut starts from the tensors that are kept there.
 
-A change of one tensor moves nothing before it. So the model is cut in a few places, the tensors that pass a cut are
+A change of one tensor affects nothing before it. So the model is cut in a few places, the tensors that pass a cut are
 computed once over all samples, and each change runs from the last cut before it to the outputs.
 """
 
@@ -100,7 +100,7 @@ def _work(graph: Graph, number: int) -> float:
 
 
 def _live(graph: Graph, outputs: Sequence[str]) -> list[tuple[str, ...] | None]:
-    """Per node, the tensors that pass a cut behind it; None where one of the outputs is made already."""
+    """Return per node the tensors that pass a cut after it; None where one of the outputs is made already."""
     last: dict[str, int] = {}
     needed = set(outputs)
     for number in range(len(graph.nodes) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Batches of a model that run beside one another, and are handed on in order."""
+"""Run batches of a model side by side, and yield their results in order."""
 
 from __future__ import annotations
 

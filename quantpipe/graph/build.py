@@ -20,7 +20,7 @@ Attribute = int | float | str | Sequence[int] | Sequence[float]
 class GraphBuilder:
     """Collects nodes in execution order and gives an `ir.Model`.
 
-    Values are passed around as `ir.Value`; a name that is already taken gets a number behind it.
+    Values are passed around as `ir.Value`; a name that is already taken gets a number appended.
     """
 
     def __init__(self, name: str, opset: int, ir_version: int, reserved: Iterable[str] = ()) -> None:
@@ -85,8 +85,8 @@ class GraphBuilder:
     ) -> ir.Value:
         """Append a node with one output and return that output (`output=None`: named like the node).
 
-        An input of None is an absent optional input; an empty `domain` is ONNX's own. `claim`: the output is the
-        graph's tensor of that name.
+        None is an absent optional input; an empty `domain` is ONNX's own. `claim`: the output is the graph's tensor of
+        that name.
         """
         attrs = {a.name: a for a in convert_attributes(attributes)}
         return self._append(op_type, domain, inputs, attrs, name=name, outputs=[output or name], claim=claim)[0]
@@ -100,8 +100,8 @@ class GraphBuilder:
     ) -> list[ir.Value]:
         """Append a node with the same op, attributes and name on other inputs; return its outputs.
 
-        An input of None is an absent optional input. `outputs` names at least the first outputs; None: the node's own
-        names. `claim`: the outputs are the graph's tensors of these names.
+        None is an absent optional input. `outputs` names at least the first outputs (default: the node's own names).
+        `claim`: the outputs are the graph's tensors of these names.
         """
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)

@@ -1,8 +1,8 @@
 """The steps of the clean-up, in order, and the check on samples that each leaves the model's outputs as they are.
 
-Takes a model and a few samples; gives the clean model and what there is to say of steps that were skipped or undone.
-All steps are done first and compared once. Only where that comparison fails are they done again one by one, each with
-one of its own, to find the step that is at fault: a comparison loads the whole model, and most models pass.
+Takes a model and a few samples; gives the clean model and sentences about steps that were skipped or undone. All steps
+are done first and compared once, because a comparison loads the whole model, and most models pass. Only if the
+comparison fails are the steps repeated one by one, each with its own comparison, to find the faulty step.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Step = Callable[[ir.Model], ir.Model]
 class More:
     """Hold the steps that depend on the device: joining patterns of plug-in packages, and recurrent layers.
 
-    `stored`: tensors that no step may take into another op, since a quantized file says how they are stored.
+    `stored`: tensors that no step may fuse into another op, since a quantized file defines how they are stored.
     """
 
     joined: Step
@@ -110,7 +110,7 @@ def cleaned_model(
 
 
 def _held(model: ir.Model, tensors: Collection[str]) -> ir.Model:
-    """The model with those of some real tensors as outputs that its nodes make: so, they are safe from every step."""
+    """Return the model with some computed float tensors as extra outputs, which protects them from every step."""
     made = {value.name for node in model.graph for value in node.outputs}
     copy = expose(model, [name for name in tensors if name in made])
     for value in copy.graph.outputs:
@@ -157,7 +157,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
 
 @dataclass(frozen=True)
 class _Work:
-    """The steps, how much a model's outputs differ from the reference, how much they may, and who is told of steps."""
+    """Hold the steps, the difference of a model's outputs from the reference, its limit, and the progress callback."""
 
     steps: tuple[tuple[Step, ...], ...]
     change: Callable[[ir.Model], float]
@@ -216,7 +216,7 @@ def _raise_opset(model: ir.Model) -> ir.Model:
 def _slim(model: ir.Model) -> ir.Model:
     """Return the model after onnxslim's clean-up.
 
-    Weights that lie in files, and large ones that it would leave alone, are inputs to it: it folds nothing into them.
+    External weights, and weights too large for it, become inputs of the model first: onnxslim folds nothing into them.
     """
     copy = copied(model)
     tie_copies(copy)
@@ -254,7 +254,7 @@ def _take_branches(model: ir.Model) -> ir.Model:
 
 
 def _see_numbers(model: ir.Model) -> ir.Model:
-    """Write constants in the place of what computes them; the model itself is returned where there are none."""
+    """Replace computed constants by initializers; the model itself is returned if there are no such nodes."""
     copy = copied(model)
     return copy if _rewritten(copy, NUMBERS) else model
 
@@ -262,7 +262,7 @@ def _see_numbers(model: ir.Model) -> ir.Model:
 def _join_functions(model: ir.Model) -> ir.Model:
     """Replace functions of one value that are written out in several nodes by the ops that newer opsets have for them.
 
-    The model itself is returned where there are none.
+    The model itself is returned if there are no such ops.
     """
     return _joined(model, FUNCTIONS, FUNCTIONS_OPSET)
 
@@ -333,7 +333,7 @@ def _rewrite(model: ir.Model) -> ir.Model:
 
 
 def _outside_notes(model: ir.Model) -> list[str]:
-    """What is different for a model whose weights stay in their files."""
+    """Return notes about the differences for a model whose weights stay in their files."""
     if not is_outside(model):
         return []
     return [

@@ -51,7 +51,7 @@ behind all nodes that were there before."""
 
 
 class Kernels(Enum):
-    """Which kernels a session runs."""
+    """Select the kernels that a session runs."""
 
     EXACT = "exact"
     """Integer kernels that compute what the model says, on every CPU: exact ones, unless the metadata of the model name
@@ -77,12 +77,12 @@ class Session:
     (An arena each keeps the largest run of every session; none at all asks the system for fresh pages in every run.
     For a model in eight sections: 2.7 GB, or twice the time, against 0.8 GB.)
 
-    A model whose weights lie in files, or are too many for one protobuf, is given to the runtime as a skeleton that
-    refers to them, and the runtime maps them itself. What would copy weights is then off: constant folding, fusions
-    into weights, blocked layouts, prepacking; so is the arena, which would keep the largest temporary for ever. Nodes
-    run in the order in which they are written: of its own accord the runtime begins with those that depend on no input,
-    and so would make every weight real before the first layer needs one. Exact kernels on x86 CPUs without VNNI want
-    uint8 weights, which are made in files, too.
+    A model with external weights, or with too many for one protobuf, is given to the runtime as a skeleton that refers
+    to them; the runtime maps them itself. Features that would copy weights are then off: constant folding, fusions into
+    weights, blocked layouts and prepacking. The arena is off too, because it would keep the largest temporary forever.
+    Nodes run in the order in which they are written. By default the runtime begins with those that depend on no input,
+    and so would load every weight before the first layer needs one. Exact kernels on x86 CPUs without VNNI need uint8
+    weights, which are also made in files.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ def _loaded(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.Inf
 def _loaded_exact(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.InferenceSession:
     """Load a model with kernels that add products in 32 bits.
 
-    The runtime takes them by making uint8 weights of int8 ones, also beside int8 data, for which it has no such Gemm;
-    products of int8 by int8 saturate nowhere, so nothing is lost where they stay.
+    The runtime takes them by making uint8 weights of int8 ones. It also does so for int8 data, for which it has no such
+    Gemm. Products of int8 by int8 never saturate, so nothing is lost where they stay.
     """
     options.add_session_config_entry("session.x64quantprecision", "1")
     try:
@@ -207,7 +207,7 @@ def pairs_saturate() -> bool:
 def _prepare(
     model: ir.Model | bytes, options: ort.SessionOptions, files: ExitStack, *, unsigned: bool
 ) -> tuple[bytes, list[str]]:
-    """Return what the runtime reads and the optimizers to leave out; set the options that a skeleton needs.
+    """Return the model for the runtime and the optimizers to leave out; set the options that a skeleton needs.
 
     `unsigned`: int8 weights in files are given to the runtime as uint8. Its own files go with `files`, once the session
     stands: it has mapped them.
@@ -241,9 +241,9 @@ def _share_arena() -> None:
 def release_memory() -> None:
     """Give memory that runs have left unused back to the system.
 
-    That is what no session uses of the arena, and what the C library keeps (glibc keeps it for the threads that asked
-    for it; others have no such call, and need none). Use it between two phases of a run, and where much has been freed:
-    the next run has to ask for its pages again. The arena's first region stays.
+    It releases the arena's memory that no session uses, and the memory that the C library keeps. glibc keeps it for the
+    threads that asked for it; other libraries have no such call and need none. Use it between two phases of a run, and
+    after much memory was freed: the next run has to ask for its pages again. The arena's first region stays.
     """
     _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -1,9 +1,9 @@
-"""Weights that stay in files: where they lie, arrays of our own that lie in files, models written without them.
+"""Weights that stay in files: their places, our own arrays in files, and models written without them.
 
-A model whose external data are too large to hold is kept as a skeleton: nodes and small constants in memory, large
-weights as references to the files they came in, mapped at need. New integer weights of such a model lie in temporary
-files of their own. So what is in memory at a time is one weight, whatever the model's size; pages of mapped files are
-the operating system's to drop.
+A model whose external data are too large to hold is kept as a skeleton: nodes and small constants in memory, and large
+weights as references to their files, mapped at need. New integer weights of such a model are stored in temporary files
+of their own. So only one weight is in memory at a time, whatever the model's size; the operating system drops pages of
+mapped files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Place:
 
 
 def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
-    """Return where a tensor's bytes lie in a file; None for a tensor in memory."""
+    """Return the place of a tensor's bytes in a file; None for a tensor in memory."""
     if isinstance(tensor, ir.ExternalTensor):
         return Place(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes)
     raw = getattr(tensor, "raw", None)
@@ -57,7 +57,7 @@ def is_mapped(array: NDArray[Any]) -> bool:
 
 
 def is_outside(model: ir.Model) -> bool:
-    """Return whether any weight of the model lies in a file."""
+    """Return whether any weight of the model is stored in a file."""
     return any(place_of(v.const_value) for v in model.graph.initializers.values())
 
 
@@ -69,7 +69,7 @@ def weight_bytes(model: ir.Model) -> int:
 def is_heavy(model: ir.Model) -> bool:
     """Return whether the model must be handled without its weights.
 
-    It must where they lie in files, or are too many for a protobuf.
+    This is so if they are stored in files, or are too many for a protobuf.
     """
     return is_outside(model) or weight_bytes(model) > MOST_INSIDE
 
@@ -95,8 +95,8 @@ def heavy_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     """Return an array of zeros in a temporary file (under TMPDIR) that vanishes with the array's last user.
 
-    Raises StorageError when the disk cannot hold it: space is reserved now, since a write into a mapped file cannot
-    fail later in any other way than by ending the process.
+    Raises StorageError when the disk cannot hold it. Space is reserved now, since a later write into a mapped file can
+    only fail by ending the process.
     """
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     handle, name = tempfile.mkstemp(prefix="quantpipe-", suffix=".weights")
@@ -170,7 +170,7 @@ def copied(model: ir.Model) -> ir.Model:
 
 
 def relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> bytes:
-    """Return the bytes of the model whose initializers named in `places` lie there, in files under `folder`."""
+    """Return the bytes of the model whose initializers in `places` refer to files under `folder`."""
     data: bytes = _relocated(model, places, folder).SerializeToString()
     return data
 
@@ -196,7 +196,7 @@ def _relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> on
 def without_large_weights(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
     """Return (the model's bytes without its heavy weights, the folder their locations start from).
 
-    Weights that lie in files are referred to where they are; others are written to a file in `spool`.
+    Weights in files are referred to where they are; others are written to a file in `spool`.
     """
     held = heavy_weights(model)
     inside = {name: tensor for name, tensor in held.items() if place_of(tensor) is None}
@@ -219,7 +219,7 @@ def strip_initializers(model: ir.Model, names: Collection[str]) -> bytes:
 
 
 def layout(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:
-    """Return the (offset, length) of tensors that are written one behind the other, each at a whole page.
+    """Return the (offset, length) of tensors that are written one after the other, each at a page boundary.
 
     A tensor that stands under several names is written once.
     """
@@ -255,7 +255,7 @@ def _raw(tensor: ir.TensorProtocol) -> bytes | memoryview:
 def without_weights(
     model: ir.Model, also: Collection[str] = ()
 ) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
-    """Return a protobuf in which weights that lie in files are graph inputs, and those weights by name.
+    """Return a protobuf in which weights in files are graph inputs, and those weights by name.
 
     Tools that take a whole model can then work on the graph; what needs the weights' values they leave alone. `also`:
     weights in memory that become inputs, too.
@@ -286,7 +286,7 @@ def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
 
 
 def converted(tensor: ir.TensorProtocol, dtype: DTypeLike) -> NDArray[Any]:
-    """Return the numbers of a constant in another type; those that lie in a file, a few rows at a time, in another."""
+    """Return a constant in another type; a constant in a file is converted by rows, into another file."""
     stored = tensor.numpy()
     if place_of(tensor) is None:
         return np.asarray(stored.astype(dtype))

@@ -32,7 +32,7 @@ def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Grap
 
 
 def _is_counted(graph: Graph, name: str) -> bool:
-    """Whether a tensor says the sizes of the axes of another, one number for each."""
+    """Return whether a tensor contains the axis sizes of another one, one number for each."""
     return any(node.op in COUNTED and port > 0 for node, port in graph.consumers.get(name, ()))
 
 

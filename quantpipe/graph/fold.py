@@ -1,4 +1,4 @@
-"""BatchNormalization folded into convolutions whose weights lie in files, a few rows at a time.
+"""Fold BatchNormalization into convolutions whose weights are in files, a few rows at a time.
 
 onnxslim folds those that are in memory. The folded weight goes to a temporary file of its own.
 """
@@ -15,7 +15,7 @@ from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 
 
 def fold_batch_norms(graph: ir.Graph) -> None:
-    """Fold, in place, every BatchNormalization behind a convolution whose constant weight lies in a file.
+    """Fold, in place, every BatchNormalization after a convolution whose constant weight is in a file.
 
     With f = scale / sqrt(variance + epsilon): W' = W·f along the output channels, b' = (b - mean)·f + shift (Ioffe and
     Szegedy 2015, at inference), computed in float64 and stored in the weight's type.

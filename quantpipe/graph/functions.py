@@ -25,12 +25,12 @@ MOST_DEPTH = 4
 
 
 def functions_written_out(model: ir.Model) -> ir.Model:
-    """Return the model with the ops of `WRITTEN_OUT` as what they are made of; itself where there are none."""
+    """Return the model with the ops of `WRITTEN_OUT` replaced by their bodies; itself if it has no such op."""
     return written_out(model, WRITTEN_OUT)
 
 
 def all_written_out(model: ir.Model) -> ir.Model:
-    """Return the model with every op as its function says, where it has one; the model itself where there are none."""
+    """Return the model with every op replaced by its function body, if it has one; else the model itself."""
     return written_out(model, {node.op_type for node in model.graph if not node.domain and _has_body(node, model)})
 
 
@@ -65,7 +65,7 @@ def _has_body(node: ir.Node, model: ir.Model) -> bool:
 
 
 def _declare_constants(proto: onnx.ModelProto) -> None:
-    """Declare the types of initializers, in place: the inliner looks for them where those of other values stand."""
+    """Declare the types of initializers, in place: the inliner looks for them among the types of other values."""
     known = {v.name for v in (*proto.graph.input, *proto.graph.value_info)}
     for tensor in proto.graph.initializer:
         if tensor.name not in known:
@@ -84,7 +84,7 @@ def _set_defaults(proto: onnx.ModelProto, ops: Collection[str]) -> None:
 
 
 def _name_bodies(inlined: onnx.ModelProto, original: onnx.ModelProto) -> None:
-    """Name the nodes of a body after the node that it stands for, in place; they lie in front of what it gave."""
+    """Name the nodes of a body after the node that it replaces, in place; they precede its outputs."""
     owners = {output: node.name for node in original.graph.node for output in node.output if output}
     taken = {node.name for node in original.graph.node}
     pending: list[onnx.NodeProto] = []

@@ -155,7 +155,7 @@ def _reads_bits(node: ir.Node) -> bool:
 
 
 def _without_casts(model: ir.Model, casts: set[str]) -> ir.Model:
-    """The model without those of the named Casts that turn float32 into float32 now."""
+    """Return the model without those of the named Casts that are now from float32 to float32."""
     proto, _ = without_weights(model)
     known = {
         v.name: v.type.tensor_type.elem_type

@@ -1,8 +1,8 @@
-"""Whether the float32 model computes what the half-precision file does: both are run on samples.
+"""Check on samples that the float32 model computes the same as the half-precision file.
 
-Takes both models and feeds; gives sentences. onnxruntime runs the file as it is where it has kernels; it has few for
-bfloat16, and then onnx's reference runs it, where it is small. Half precision rounds, so the outputs differ, and what
-is said is by how much.
+Takes both models and feeds; gives sentences. onnxruntime runs the file as it is if it has kernels. It has few for
+bfloat16; then onnx's reference runs the file if it is small. Half precision rounds, so the outputs differ, and the
+sentences report by how much.
 """
 
 from __future__ import annotations

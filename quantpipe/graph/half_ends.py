@@ -1,4 +1,4 @@
-"""Models whose ports have another real type than what is inside: a Cast behind each input, one before each output."""
+"""Models whose ports have another float type than the inner tensors: Cast nodes after inputs and before outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a node takes float16 in place of float32, by ONNX's own definition of its op."""
+"""Find the ports where a node takes float16 instead of float32, by ONNX's own definition of its op."""
 
 from __future__ import annotations
 

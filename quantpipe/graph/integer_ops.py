@@ -1,4 +1,4 @@
-"""Map the integer ops of ONNX and onnxruntime to the float ops that they stand for.
+"""Map the integer ops of ONNX and onnxruntime to the corresponding float ops.
 
 There is one row per op, with ports as in the operator's own definition.
 """

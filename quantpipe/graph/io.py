@@ -54,8 +54,8 @@ def read_model(path: Path) -> ir.Model:
 def readable(path: Path) -> Iterator[None]:
     """Turn errors of the work inside into errors of the model.
 
-    An error of a library there, or of what the library gave us, most often comes from what the model's file has; it may
-    be ours, too, and so the place is told.
+    An error of a library there, or of its results, most often comes from the model's file. It may also be our own, so
+    the place in the code is reported.
     """
     try:
         yield
@@ -81,9 +81,9 @@ def file_hash(path: Path, model: ir.Model) -> str:
 
 
 def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    """Return every tensor of the model that lies in a file.
+    """Return every tensor of the model that is stored in a file.
 
-    These are initializers and attributes, those of sub-graphs included.
+    These are initializers and attributes, including the ones in sub-graphs.
     """
     found = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
     for node in model.graph.all_nodes():
@@ -112,7 +112,7 @@ def check_external(model: ir.Model, path: Path) -> None:
 
 
 def _fault(tensor: ir.ExternalTensor) -> str:
-    """What is wrong with a tensor's data file, or nothing."""
+    """Return the fault of a tensor's data file, or an empty text."""
     file, offset, length = Path(tensor.path), tensor.offset or 0, tensor.nbytes
     if not file.is_file():
         return "there is no such file"

@@ -46,7 +46,7 @@ HEAD = struct.Struct("<Q")
 class Limits:
     """Limit what native code may take for a model that nobody has run yet.
 
-    `seconds` are those of one step of the work; `bytes` is memory beyond what this process has.
+    `seconds` is the limit of one step of the work; `bytes` is memory beyond the current memory of this process.
     """
 
     seconds: float
@@ -131,7 +131,7 @@ def _send(target: int, message: tuple[str, Any]) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """At most so many bytes beyond what is there. Of its own data: mapped files are not counted."""
+    """Limit own memory to so many bytes beyond the current size; mapped files are not counted."""
     with open("/proc/self/status") as status:
         used = next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")), 0)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -150,7 +150,7 @@ def _die_with_parent() -> None:
 
 
 class _Messages:
-    """What the child says, one message after the other."""
+    """Read the messages of the child, one after the other."""
 
     def __init__(self, source: int, limits: Limits, where: str, pid: int) -> None:
         self._source, self._limits, self._where, self._pid = source, limits, where, pid
@@ -215,7 +215,7 @@ class _Messages:
 
 
 def _used(pid: int) -> str:
-    """Clock ticks that a process has used a processor for, in the program and in the system; "" where none is told."""
+    """Return the CPU ticks of a process in user and system mode; "" where /proc does not have them."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return " ".join(file.read().rpartition(")")[2].split()[11:13])

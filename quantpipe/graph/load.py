@@ -62,7 +62,7 @@ def load_graph(
 
 @dataclass(frozen=True, eq=False)
 class RawModel:
-    """Hold a model as it was read: every node named, half precision as float32, integers as the real numbers behind.
+    """Hold a model as read: every node named, half precision as float32, integers as their real values.
 
     Nothing else of it is changed.
     """
@@ -143,7 +143,7 @@ def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """What comes of loading a model: the clean one, what its tensors are, what there is to say."""
+    """Hold the results of loading a model: the clean one, the facts about its tensors, and notes."""
 
     model: Packed
     measured: Measured
@@ -151,7 +151,7 @@ class _Loaded:
 
 
 def _limits(raw: ir.Model, feeds: Feeds) -> Limits:
-    """What a first load may take: a run on a few samples, some of them with every tensor kept."""
+    """Return the limits of a first load: a run on a few samples, some of them with every tensor kept."""
     weights = weight_bytes(raw)
     samples = sum(np.asarray(array).nbytes for array in feeds.values())
     return Limits(STEP_SECONDS + weights * SECONDS_PER_BYTE, LEAST_BYTES + 8 * weights + 256 * samples)
@@ -167,7 +167,7 @@ def load_as_written(
 ) -> Graph:
     """Read and measure a model with every node as it is written, except for inputs that are fixed.
 
-    Functions are written out, constants have one form, and nodes without a name get one. Parameters are those of
+    Functions are written out, constants have one form, and nodes without a name get one. Parameters are as in
     `load_graph`. The result has the shapes and dtypes of one real run.
     """
     raw, model_hash = _read(path, resident_mb, fixed or {})

@@ -1,7 +1,8 @@
 """A model on its way from the process that loaded it to the one that goes on with it.
 
-Nodes and small constants travel as a protobuf. Of a large weight goes only what the other side has not got: nothing
-where it is one of the model that both started from, a place in a file where it lies in one, else its numbers.
+Nodes and small constants travel as a protobuf. A large weight is sent only as far as the other side lacks it. Nothing
+is sent if it belongs to the model that both started from, and only the place if it is in a file; otherwise its numbers
+are sent.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from quantpipe.graph.external_weights import Place, heavy_weights, place_of, rel
 class Weight:
     """Hold one weight of a model that travels, in one of three ways.
 
-    It is the name of a weight of the model that both processes have; or a file and the place in it, `own` if nobody
-    else will remove it; or numbers.
+    It is the name of a weight that both processes have, a file with a place in it, or numbers. `own`: nobody else will
+    remove the file.
     """
 
     dtype: int

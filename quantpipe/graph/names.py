@@ -1,4 +1,4 @@
-"""Names of nodes: every node has one, and nodes that a clean-up renamed get that of the user's node back."""
+"""Names of nodes: every node has one, and nodes that a clean-up renamed get the user's names back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from quantpipe.graph.view import Graph
 def restore_names(cleaned: ir.Model, original: Graph) -> None:
     """Give nodes that a clean-up renamed the name of the user's node that does the same work.
 
-    A fused node keeps its output tensor; walking up from the original producer of that tensor, the nearest node with
-    the same op is the one the user knows (a Conv that swallowed its BatchNormalization is still that Conv).
+    A fused node keeps its output tensor. The search walks up from the original producer of that tensor; the nearest
+    node with the same op is the one that the user knows. A Conv with a folded BatchNormalization is still that Conv.
     """
     for node in cleaned.graph:
         if node.name in original.by_name:

@@ -1,4 +1,4 @@
-"""What a graph's tensors are on real samples, and models that give more of them.
+"""Facts about a graph's tensors on real samples, and models with more of them as outputs.
 
 Takes a `Graph` and samples; gives the shape and dtype of every tensor, and which shapes follow the sample. Cleaning is
 done before (`cleanup`).
@@ -25,7 +25,7 @@ SEQUENCE = "object"
 
 @dataclass(frozen=True)
 class Measured:
-    """Hold the shape and dtype of every tensor, and the greatest absolute value of each that is computed in float32."""
+    """Hold shape and dtype of every tensor, and the maximum absolute value of each that is computed in float32."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
@@ -33,7 +33,7 @@ class Measured:
 
 
 def measure(graph: Graph, feeds: Feeds) -> Measured:
-    """Return what every tensor is in a run with one sample (or the model's own, fixed batch)."""
+    """Return the facts about every tensor in a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
     shapes = {name: _shape(value) for name, value in values.items()}
     dtypes = {name: value.dtype.name if isinstance(value, np.ndarray) else SEQUENCE for name, value in values.items()}
@@ -46,7 +46,7 @@ def measure(graph: Graph, feeds: Feeds) -> Measured:
 
 
 def largest_of(values: NDArray[Any]) -> float:
-    """Return the greatest absolute value of those that are finite, a few rows at a time; 0 where there is none."""
+    """Return the maximum absolute value of the finite elements, a few rows at a time; 0 if there are no such."""
     found = 0.0
     for rows in row_blocks(values) if values.ndim else [...]:
         finite = values[rows][np.isfinite(values[rows])]
@@ -62,7 +62,7 @@ def with_varying(graph: Graph, feeds: Feeds) -> Graph:
 
 
 def _shape(value: object) -> tuple[int, ...]:
-    """The shape of a tensor; `()` of what is none."""
+    """Return the shape of a tensor; `()` for anything else."""
     return tuple(int(size) for size in value.shape) if isinstance(value, np.ndarray) else ()
 
 

@@ -1,4 +1,4 @@
-"""Models brought to another version of ONNX's own ops, by onnx's converter; weights that lie in files stay there."""
+"""Convert models to another version of ONNX's own ops by onnx's converter; external weights stay in files."""
 
 from __future__ import annotations
 

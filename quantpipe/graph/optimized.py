@@ -1,9 +1,8 @@
 """Tell what onnxruntime makes of a QDQ model when it loads it.
 
-The answer is which nodes it fuses into integer kernels, and which stay in float between DequantizeLinear and
-QuantizeLinear. The input is a model, the result names of its nodes. What is asked is a session with default options, as
-users have it; layouts (blocked weights, channels last) are left as they are, since they rename nodes and change no
-kernel's type.
+The result is the set of nodes that it fuses into integer kernels, and of nodes that stay in float between
+DequantizeLinear and QuantizeLinear. The session has default options, as users have it. Layout changes (blocked weights,
+channels last) are off, since they rename nodes and do not change a kernel's type.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Fused:
 
 
 def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False) -> Fused:
-    """Return what is left of `nodes` once the runtime has optimized the model.
+    """Return the members of `nodes` that remain once the runtime has optimized the model.
 
     `int8_kernels`: with the session option that fuses int8 Q/DQ where it stands (`session.qdqisint8allowed`). Nothing
     for a model whose weights are too many to be written out once more.

@@ -17,7 +17,7 @@ REDUCTIONS = {"ReduceMin": 18, "ReduceMax": 18, "ReduceSum": 13}
 
 @dataclass(frozen=True)
 class Reduced:
-    """Name the outputs that stand for one tensor.
+    """Name the outputs that reduce one tensor.
 
     These are three arrays of its dtype `[N, C]` (`()` for a tensor of less than three axes), and the number of its
     elements (int64, `()`).
@@ -45,7 +45,7 @@ def with_extremes(model: ir.Model, ranks: Mapping[str, int]) -> tuple[ir.Model, 
     and ReduceMax ignore NaN and a sum does not. A sum may be infinite for finite values, so such a tensor has to be
     looked at.
 
-    All axes after the second are reduced; the caller does the rest: the runtime divides only such reductions among its
+    All axes after the second are reduced; the caller does the rest. The runtime divides only such reductions among its
     threads (efficientnet_lite0, 2 cores: 1.5 float passes instead of 2.5).
     """
     copy = expose(model, [])

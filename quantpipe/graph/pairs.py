@@ -38,8 +38,8 @@ def pair() -> bytes:
 def separated(data: bytes) -> bytes:
     """Return a serialized model in which every int8 tensor of the main graph, scalars aside, has one reader.
 
-    The other readers read copies. onnxruntime 1.31.1 makes uint8 weights of int8 ones once per node, and fails when it
-    meets one a second time ("Attempt to replace the existing tensor").
+    The other readers read copies. onnxruntime 1.31.1 makes uint8 weights of int8 ones once per node. It fails when it
+    finds one a second time ("Attempt to replace the existing tensor").
     """
     model = onnx.load_from_string(data)
     held = {
@@ -68,9 +68,9 @@ def separated(data: bytes) -> bytes:
 def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
     """Give every int8 tensor of a graph in the making one reader, in place, without storing a weight twice.
 
-    Each further reader has a Reshape of its own, to the same shape, of which the runtime makes a constant at load. (It
-    would take an Identity or a Cast out again first.) A tensor that lies in a file stands under further names at the
-    same place; zero points are copied. `unique` makes names.
+    Each further reader has a Reshape of its own, to the same shape, which the runtime makes a constant at load. (It
+    would remove an Identity or a Cast first.) A tensor in a file gets further names for the same place; zero points are
+    copied. `unique` makes names.
     """
     shapes: dict[tuple[int, ...], ir.Value] = {}
     for value in [*graph.initializers.values(), *_unpacked(graph)]:
@@ -93,7 +93,7 @@ def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
 
 
 def _unpacked(graph: ir.Graph) -> list[ir.Value]:
-    """What is cast to int8 from constants at load, as weights of four bits or in blocks are, with type and shape."""
+    """Return values cast to int8 from constants at load (4-bit or block weights), with type and shape."""
     found: list[ir.Value] = []
     made_at_load: set[ir.Value] = set()
     for node in graph:

@@ -1,8 +1,8 @@
 """Find in a model the sub-graphs that compute what a function says, and write each as one node of that function.
 
 The function of a plug-in op is both its float reference and its pattern, so the two cannot disagree. A match is exact:
-the same ops with the same attributes (those that the function hands through are taken from the node), the same
-constants, and no inner value that anything else reads.
+it has the same ops, attributes and constants, and no inner value with another reader. Attributes that the function
+passes through are taken from the node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOLERANCE = 1e-6
 
 @dataclass
 class _Match:
-    """What a function's values and attributes are in the model."""
+    """Map a function's values and attributes to the model's."""
 
     values: dict[str, ir.Value | None] = field(default_factory=dict)
     attributes: dict[str, ir.Attr] = field(default_factory=dict)

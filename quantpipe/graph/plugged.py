@@ -30,7 +30,7 @@ def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
 
 
 def _with_low_masks(model: ir.Model) -> ir.Model:
-    """Bring the masks of a model to numbers beside which scores keep their steps; itself where it has none."""
+    """Limit the model's masks to values that leave steps for the scores; the model itself if it has no masks."""
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     before = set(copy.graph.initializers)
@@ -40,7 +40,7 @@ def _with_low_masks(model: ir.Model) -> ir.Model:
 
 
 def _joined(model: ir.Model, rewrites: Iterable[tuple[Rewrite, int]]) -> ir.Model:
-    """Join functions of one value to one node each, in an opset that has them; itself where there are none."""
+    """Join functions of one value to one node each, in an opset that has them; the model itself if nothing matches."""
     for rewrite, opset in rewrites:
         copy = copied(model)
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)

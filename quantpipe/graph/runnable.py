@@ -1,7 +1,7 @@
 """A model that onnxruntime runs, made of one that it does not run as it is written.
 
 Ops without a kernel are written out by their functions, and models of the first opsets are brought to a newer one. Both
-are ONNX's own definitions; beside the original they are checked by onnx's reference, where it is small enough for that.
+are ONNX's own definitions; onnx's reference compares them with the original, if it is small enough.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
 
 
 def _converted(model: ir.Model, feeds: Feeds) -> ir.Model:
-    """The model in a newer opset; the converter must know every shape for old ops: here it is that of the samples."""
+    """Return the model in a newer opset, with the samples' shapes: the converter must know every shape for old ops."""
     closed = copied(model)
     ports = {value.name: value.shape for value in (*closed.graph.inputs, *closed.graph.outputs)}
     for value in closed.graph.inputs:

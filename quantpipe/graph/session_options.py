@@ -1,8 +1,8 @@
 """Session options that a model file asks for: carried in its metadata, and set by every session of quantpipe.
 
-A Q/DQ file with int8 activations is run in float by a default session on x86 wherever the runtime cannot rewrite it to
-uint8; so it carries the option that fuses int8 where it stands. Whoever deploys the file sets what
-`metadata_props["quantpipe.session_options"]` names (a JSON object, option -> value).
+A default session on x86 runs a Q/DQ file with int8 activations in float wherever the runtime cannot rewrite it to
+uint8. So the file carries the option that fuses int8 as it is. Whoever deploys the file sets the options in
+`metadata_props["quantpipe.session_options"]` (a JSON object, option -> value).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Model files as artifacts: one file, or a model with its weights in a data file beside it where it is large.
+"""Model files as artifacts: one file, or, if large, a model with its weights in a data file next to it.
 
-The data file is named after its content (`<model>-<digest>.data`), and all files are put in place as one unit; so the
-model file that stands always finds the very weights it was written with, also after a crash in between.
+The data file is named after its content (`<model>-<digest>.data`), and all files are put in place as one unit. So the
+model file always finds the weights it was written with, also after a crash in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIGITS = 16
 
 
 def write_model(path: Path, model: ir.Model, origin: Origin) -> None:
-    """Write a model with its origin. Weights that lie in files go to a data file beside it, one at a time in memory.
+    """Write a model with its origin. External weights go to a data file next to it, one at a time in memory.
 
     Data files that an earlier model at `path` used are removed. Raises StorageError when the disk is full.
     """

@@ -75,7 +75,7 @@ def with_constants(model: ir.Model, values: Mapping[str, NDArray[Any]]) -> ir.Mo
 
 
 class _Inserted:
-    """The nodes behind one tensor: clip where that is switched on, then round where that is."""
+    """Hold the nodes after one tensor: clip if switched on, then round if switched on."""
 
     def __init__(self, graph: ir.Graph, tensor: str, value: ir.Value, quantizer: Quantizer) -> None:
         self._tensor, self._graph, self.all = tensor, graph, list[ir.Node]()

@@ -20,8 +20,8 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     """Return a mapping: tensor -> its axes; an empty one where they cannot be inferred.
 
     Where two free axes meet in an element-wise op, the tool takes them for equal, though one of them may be 1 at run
-    time. Of a size that is computed (the part of a table of positions that a sequence needs) that is believed; where
-    it makes one of two axes that the model's inputs declare under different names, nothing is.
+    time. For a computed size (the part of a table of positions that a sequence needs) its result is accepted. Where it
+    would merge two axes that the model's inputs declare under different names, they stay distinct.
     """
     proto, _ = without_weights(model)
     try:

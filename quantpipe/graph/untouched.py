@@ -1,8 +1,8 @@
 """Large weights that no clean-up step looks at: they are put aside, so that no tool copies them again and again.
 
-A step that takes a whole model as a protobuf (onnxslim, onnx's converter) writes and reads it several times over. What
-it could fold is a weight that a chain of ops makes, or one that a BatchNormalization behind a convolution scales. The
-right side of a matrix product and a table whose rows are looked up it leaves as they are.
+A step that takes a whole model as a protobuf (onnxslim, onnx's converter) writes and reads it several times over. It
+could fold a weight that a chain of ops makes, or a weight that a BatchNormalization after a convolution scales. It
+leaves the right side of a matrix product, and a table whose rows are looked up, as they are.
 """
 
 from __future__ import annotations

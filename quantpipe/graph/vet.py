@@ -1,8 +1,7 @@
-"""Check what a model file says before anything acts on it.
+"""Check the declarations of a model file before anything acts on it.
 
-Refused are sizes that its data do not have, types that there are not, functions that hold themselves or grow without
-bound, and ops that give other numbers each time. All of it is read off the protobuf. Nothing is allocated by what the
-file claims.
+It rejects sizes that do not match the data, unknown types, functions that contain themselves or grow without bound, and
+ops that give other numbers each time. Everything is read from the protobuf. Nothing is allocated by the file's claims.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TYPES = frozenset(TensorProto.DataType.values()) - {UNDEFINED}
 
 
 def vet(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise ModelError naming the first tensor, port or function of the file that cannot be what it says."""
+    """Raise ModelError naming the first tensor, port or function of the file that contradicts its declaration."""
     _refuse_without_opset(proto, path)
     for graph in _graphs(proto):
         for port in [*graph.input, *graph.output] if isinstance(graph, onnx.GraphProto) else ():
@@ -107,7 +106,7 @@ def _chance(node: ir.Node) -> str:
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """The single number that a value always has; None where that is not known, or it is none."""
+    """Return the single number that a value always has; None if it is unknown, or several."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
 
@@ -162,7 +161,7 @@ def _fault(tensor: onnx.TensorProto) -> tuple[str, str] | None:
 
 
 def _external_fault(tensor: onnx.TensorProto) -> tuple[str, str] | None:
-    """How long the file is, is asked later; whether the reference is one, here."""
+    """Check whether a reference to external data is valid; the length of the file is checked later."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if tensor.data_type == STRING:
         return "holds text in a file beside the model", "text in the model itself"
@@ -203,7 +202,7 @@ def _refuse_growth(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph, those of graphs within it included."""
+    """Yield the nodes of a graph, including the nodes of graphs within it."""
     pending: list[onnx.GraphProto | onnx.FunctionProto] = [graph]
     while pending:
         for node in pending.pop().node:

@@ -75,11 +75,11 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A clean model. `shapes` and `dtypes` are those of one real run with a single sample: no symbolic inference.
+    """Hold a clean model. `shapes` and `dtypes` come from one real run with a single sample, not from inference.
 
-    `varying` are the tensors whose shape, batch axis aside, is another for another sample; of these, only the number
-    of axes and the sizes of channels may be relied on. `states` are the inputs that a streaming model is fed back;
-    their first axis need not be that of the samples.
+    `varying` are the tensors whose shape, batch axis aside, depends on the sample; only their number of axes and the
+    sizes of channels are reliable. `states` are the inputs that a streaming model is fed back; their first axis need
+    not be the samples' axis.
     """
 
     model: ir.Model = field(repr=False)
@@ -102,7 +102,7 @@ class Graph:
 
     @property
     def timed(self) -> ir.Model:
-        """Return the float model beside which a result is timed: that of the user, with its recurrent layers."""
+        """Return the float model for timing comparisons: the user's, with its recurrent layers."""
         return self.model if self.as_given is None else self.as_given
 
     @cached_property
@@ -112,7 +112,7 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """Return a mapping: tensor -> the node that makes it (graph inputs and constants have none)."""
+        """Return a mapping: tensor -> the node that makes it (graph inputs and constants are left out)."""
         return {t: n for n in self.nodes for t in n.outputs if t}
 
     @cached_property

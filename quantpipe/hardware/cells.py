@@ -1,4 +1,4 @@
-"""Which recurrent layers are written as their steps or as loops for a device: those that it runs in no other way."""
+"""Select the recurrent layers that are written as their steps or as loops, since a device runs them in no other way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quantpipe.types import NO_CELLS, CellForms, HardwareSpec
 class Recurrent(StrEnum):
     """Name what becomes of recurrent layers.
 
-    `cells`: they stay as they are, in float. `steps`: those of a fixed length are written as their steps, others as
-    loops where the device says how it multiplies in them. `loops`: all as loops. `auto`: as steps and loops where the
+    `cells`: they stay as they are, in float. `steps`: layers of a fixed length are written as their steps, others as
+    loops where the device describes products in loops. `loops`: all as loops. `auto`: as steps and loops where the
     device has integers for these, and no such layer itself.
     """
 

@@ -22,7 +22,7 @@ from quantpipe.types import (
 
 
 def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
-    """Raise HardwareError naming one field, and what it must be beside the others."""
+    """Raise HardwareError naming one field, and its legal values given the other fields."""
     _requantization(spec, reader)
     _storage(spec, reader)
     _blocks(spec, reader)
@@ -44,7 +44,7 @@ def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def _requantization(spec: HardwareSpec, reader: Reader) -> None:
-    """What narrowing asks of the rest of the file: the device's, then that of each kernel that has its own."""
+    """Check the other fields against narrowing: the device's, then of each kernel that has its own."""
     _narrowing(spec, reader, spec.requantize.kind, "requantize.kind", adds=True)
     for op, signatures in spec.ops.items():
         adds = op in OP_RULES and OP_RULES[op].family is Family.SUM
@@ -57,7 +57,7 @@ def _requantization(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def _narrowing(spec: HardwareSpec, reader: Reader, kind: RequantizeKind, field: str, *, adds: bool) -> None:
-    """`adds`: whether it is that of additions, which `unify` goes with."""
+    """`adds`: the narrowing of additions, which `unify` belongs to."""
     shift = kind is RequantizeKind.SHIFT
     if shift and spec.scales is not Scales.POWER_OF_TWO:
         raise reader.error("scales", f"must be power_of_two where {field} is shift: a shift can do nothing else")
@@ -77,7 +77,7 @@ def _narrowing(spec: HardwareSpec, reader: Reader, kind: RequantizeKind, field: 
 
 
 def _signs(spec: HardwareSpec, reader: Reader) -> None:
-    """`activations.signed` beside the types that the ops store."""
+    """Check `activations.signed` against the types that the ops store."""
     signed = spec.activations.signed
     if signed is None:
         return
@@ -121,7 +121,7 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def _fixed_scale(spec: HardwareSpec, reader: Reader, op: str, signature: OpSignature) -> None:
-    """A scale and zero point that the device gives a result, beside what its scales and zero points may be."""
+    """Check a scale and zero point that the device fixes for a result against its scales and zero points."""
     if signature.fixed_scale is None:
         return
     (scale, zero), field = signature.fixed_scale, f"ops.{op}.fixed_scale"
@@ -137,7 +137,7 @@ def _fixed_scale(spec: HardwareSpec, reader: Reader, op: str, signature: OpSigna
 
 
 def _blocks(spec: HardwareSpec, reader: Reader) -> None:
-    """What is multiplied, block by block, must fit the type of the weights."""
+    """Check that multiplied values of blocks fit the type of the weights."""
     blocks = spec.weights.block
     if blocks is None:
         return
@@ -170,7 +170,7 @@ def _blocks(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def _narrow_sums(spec: HardwareSpec, reader: Reader) -> None:
-    """What needs 32 bits whatever the samples are: additions in fixed point shift their operands left first."""
+    """Check ops that need 32 bits for any samples: fixed-point additions shift their operands left first."""
     for op, signatures in spec.ops.items():
         if op not in OP_RULES or OP_RULES[op].family is not Family.SUM:
             continue
@@ -189,7 +189,7 @@ def _kind(spec: HardwareSpec, signature: OpSignature) -> RequantizeKind:
 
 
 def _weight_only(spec: HardwareSpec, reader: Reader, op: str, signature: OpSignature) -> None:
-    """Real numbers times integer weights: a float scale for each block, and a real result."""
+    """Check weight-only ops, floats times integer weights: a float scale for each block, and a float result."""
     weight = OP_RULES[op].weight if op in OP_RULES else None
     if weight != 1 or len(signature.inputs) != 2:
         raise reader.error(f"ops.{op}.in", f"mixes float and integer types: {', '.join(signature.inputs)}")

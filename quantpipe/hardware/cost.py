@@ -1,4 +1,4 @@
-"""What a choice of bits costs.
+"""Compute the cost of a choice of bits.
 
 There are bits, weight bytes (at their bits, and as they are stored), BOPs, cycles of the device, and the most bytes of
 activations at once. All are pure functions of (topology, graph, hardware, bits per tensor); none runs a model.
@@ -77,7 +77,7 @@ def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float
 
 
 def _real_bits(graph: Graph, topology: Topology, tensor: str) -> int:
-    """Bits of a real number of a tensor, made in float16 or, a constant, read by such nodes alone."""
+    """Return the bits of a float tensor: 16 if made in float16 or, for a constant, only read by such nodes."""
     made = graph.producers.get(tensor)
     around = [made] if made is not None else [node for node, _ in graph.consumers.get(tensor, ())]
     return HALF_BITS if around and all(n.name in topology.half_nodes for n in around) else FLOAT_BITS

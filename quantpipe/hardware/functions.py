@@ -1,4 +1,4 @@
-"""Read how a device forms functions (`functions:` in a hardware file), and refuse functions that nothing forms."""
+"""Read how a device computes functions (`functions:` in a hardware file), and reject functions without a way."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def read_functions(reader: Reader, value: object) -> dict[str, FunctionKind]:
 def refuse_unformed(spec: HardwareSpec, reader: Reader) -> None:
     """Raise HardwareError for a function that runs in integers in a way that the file does not say.
 
-    Functions of one value are tables where the device multiplies by real numbers or shifts; in fixed point each
-    library has its own way.
+    Functions of one value are tables where the device multiplies by floats or shifts; in fixed point each library has
+    its own way.
     """
     for op, rows in spec.ops.items():
         if op not in FORMED or op in spec.functions or all(s.function is not None for s in rows if s.is_integer):

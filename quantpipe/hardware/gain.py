@@ -1,9 +1,9 @@
-"""Which numbers of bits a device gains anything from.
+"""Find the numbers of bits from which a device gains anything.
 
-One rule for all hardware files: fewer bits are worth a choice where a tensor is then stored in fewer bytes, or read by
-another kernel (both: a narrower type, `storage`), or multiplied at a higher rate (`cost.macs_per_cycle`), or where the
-sums that it goes into could leave the accumulator. Of several numbers of bits that the device cannot tell apart, the
-greatest is the one to have: the others lose precision for nothing.
+One rule holds for all hardware files. Fewer bits are worth a choice in three cases: a tensor is then stored in fewer
+bytes or read by another kernel (both: a narrower type, `storage`); it is multiplied at a higher rate
+(`cost.macs_per_cycle`); or its sums could leave the accumulator. Of several numbers of bits that the device treats
+alike, the largest is kept: the others lose precision for nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Gains:
         self._tight = {t for k in multiplied if _may_overflow(k, topology, graph, spec) for t in _operands(k)}
 
     def options(self, tensors: Iterable[str], most: int, least: int) -> tuple[int, ...]:
-        """Return those of the bits from `most` to `least` that are worth a choice; `most` always is.
+        """Return the bits from `most` to `least` that are worth a choice; `most` always is.
 
         `tensors`: those that share the choice.
         """
@@ -48,15 +48,15 @@ class Gains:
         return tuple(kept)
 
     def _worth(self, names: tuple[str, ...], bits: int) -> list[float]:
-        """What the device pays by each measure, less is better."""
+        """Return the device's cost by each measure, less is better."""
         stored = [float(narrowest(self._real.get(t) or self._types.options(t), bits).bits) for t in names]
         return stored + [1 / rate(self._spec, bits) for t in names if t in self._multiplied]
 
 
 def own_cost(spec: HardwareSpec) -> str:
-    """Return what `objective.cost=auto` comes to.
+    """Return the cost measure of `objective.cost=auto`.
 
-    It is cycles where the file says how fast integers are multiplied, else the bytes in which weights are stored.
+    It is cycles where the file has rates of integer multiplication, else the bytes in which weights are stored.
     """
     return "cycles" if any(name.startswith("int") for name in spec.cost.macs_per_cycle) else "stored_bytes"
 
@@ -74,7 +74,7 @@ def rate(spec: HardwareSpec, width: int) -> float:
 
 
 def real_rate(spec: HardwareSpec, width: int) -> float:
-    """Return the multiply-accumulates per cycle of real numbers of 16 or 32 bits; those of 32 where 16 have none."""
+    """Return the multiply-accumulates per cycle of floats of 16 or 32 bits; the 32-bit rate if 16 bits have none."""
     rates = spec.cost.macs_per_cycle
     return rates.get(f"float{width}", rates["float32"])
 
@@ -84,7 +84,7 @@ def _operands(kernel: Kernel) -> list[str]:
 
 
 def _may_overflow(kernel: Kernel, topology: Topology, graph: Graph, spec: HardwareSpec) -> bool:
-    """Whether some weights and inputs of the most bits make a sum that the accumulator does not hold."""
+    """Return whether some weights and inputs of the highest bits make a sum that the accumulator does not hold."""
     rule = rule_of(graph.by_name[kernel.node])
     if kernel.weight is None or rule is None:
         return False

@@ -1,4 +1,4 @@
-"""Refuse what a hardware file says to no effect.
+"""Reject entries of a hardware file that have no effect.
 
 Examples are types that no field of bits reaches, chains that no kernel fuses, and conditions that an op does not have.
 Each is a mistake of the file and is reported as one.
@@ -124,7 +124,7 @@ def _joins(spec: HardwareSpec, reader: Reader, kernel: LogicalKernel) -> None:
 
 
 def _is_narrowed(rule: OpRule) -> bool:
-    """Whether its result comes of an accumulator; sums over axes have one, as programs of one step."""
+    """Return whether the result comes from an accumulator; sums over axes have one, as programs of one step."""
     return rule.family in NARROWS or FunctionKind.SUM in rule.kinds
 
 
@@ -138,7 +138,7 @@ def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
 
 
 def _keeps_scale(op: str, signature: OpSignature, reader: Reader) -> None:
-    """Sums of an op that has none, and a scale of an op that keeps the one it reads."""
+    """Reject sums of an op without sums, and a scale of an op that keeps its input scale."""
     if signature.accumulator is not None and OP_RULES[op].family not in NARROWS:
         ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
         raise reader.error(f"ops.{op}.accumulator", f"has no effect, since {op} adds nothing up; legal of {ops}")

@@ -1,4 +1,4 @@
-"""Read the kernels of a hardware file that are patterns of ops, and refuse what contradicts itself.
+"""Read the kernels of a hardware file that are patterns of ops, and reject contradictions.
 
 `kernels:` names patterns. `fuse:` is a short form of them: each pair of a chain is a kernel of two steps and no more.
 """
@@ -80,7 +80,7 @@ def _written_out(first: str, second: str) -> dict[str, str]:
 
 
 def _alike(a: LogicalKernel, b: LogicalKernel) -> bool:
-    """Whether two patterns are the same but for the names of values."""
+    """Return whether two patterns are the same but for the names of values."""
     return _numbered(a) == _numbered(b)
 
 
@@ -193,7 +193,7 @@ def _signatures(
 def _bits(
     reader: Reader, given: Data, field: str, types: Mapping[str, tuple[str, ...]], *, data: Data
 ) -> dict[str, int]:
-    """Value -> the most bits that it may have, from `bits`, or from the least and greatest integer."""
+    """Return value -> its highest bits, from `bits`, or from the smallest and largest integer."""
     found, names, fixed = {}, wildcards(data, reader), _by_value(reader, given, field, "fixed_scale")
     for value, limits in _by_value(reader, given, field, "limits").items():
         place = f"{field}.limits.{value}"
@@ -254,5 +254,5 @@ class KernelReader(Reader):
         self._kernel = kernel
 
     def error(self, field: str, problem: str) -> HardwareError:
-        """Return the error of a field; fields of `ops` are those of the kernel."""
+        """Return the error of a field; fields of `ops` belong to the kernel."""
         return super().error(field.replace("ops.", f"kernels.{self._kernel}.", 1), problem)

@@ -1,4 +1,4 @@
-"""Whether a device takes a node: the `when` conditions of its signatures, evaluated on the facts of the node."""
+"""Decide whether a device takes a node: the `when` conditions of its signatures, evaluated on the node's facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 def reachable(spec: HardwareSpec) -> dict[str, tuple[OpSignature, ...]]:
-    """Return the signatures of each op, but for those of wider types than the most bits of an activation need."""
+    """Return the signatures of each op, without those of wider types than the highest activation bits need."""
     found = {}
     for op, signatures in spec.declared.items():
         widths = [s.input(0).bits for s in signatures if s.is_integer]
@@ -142,7 +142,7 @@ def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Gra
 
 
 def has_float(spec: HardwareSpec, op: str) -> bool:
-    """Return whether the device (or the host beside it) runs the op in float."""
+    """Return whether the device, or its host, runs the op in float."""
     return any(not s.is_integer for s in spec.ops.get(op, ()))
 
 

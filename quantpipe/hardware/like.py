@@ -1,9 +1,9 @@
-"""A hardware file that says `like: NAME` and its differences: laid over the file of that name, field by field.
+"""Merge a hardware file with `like: NAME` and its differences into the file of that name, field by field.
 
-`taken_over` takes the content of such a file and a function that gives the content of others by name; it gives the
-whole content, without `like`, so that what is recorded of a run needs no second file. The rules stand in
-docs/hardware.md: sections are merged field by field, `ops` and `functions` entry by entry (null takes an entry away),
-everything else is replaced.
+`taken_over` takes the content of such a file and a function that gives the content of others by name. It gives the
+whole content, without `like`, so that the record of a run needs no second file. The rules are in docs/hardware.md:
+sections are merged field by field, `ops` and `functions` entry by entry (null removes an entry), everything else is
+replaced.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _section(there: object, given: object, field: str) -> object:
 
 
 def _without(found: dict[str, Any], gone: set[str], data: Data) -> dict[str, Any]:
-    """What the other file says of ops that were taken away goes with them: functions, chains of `fuse`."""
+    """Remove the other file's entries about removed ops, too: functions, chains of `fuse`."""
     if not gone:
         return found
     if isinstance(found.get("functions"), Mapping):

@@ -87,7 +87,7 @@ BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
 
 class Narrowing(StrEnum):
-    """What storing a wider integer does on a device. No number depends on it: results are clamped before."""
+    """Return how a device stores a wider integer; no number depends on it, since results are clamped before."""
 
     SATURATE = "saturate"
     WRAP = "wrap"
@@ -182,7 +182,7 @@ def _float_types(reader: Reader, data: Data) -> tuple[FloatType, ...]:
 
 
 def _form_for(spec: HardwareSpec) -> str:
-    """What `realize=auto` takes where the file does not say: onnxruntime's kernels where they compute the same."""
+    """Return the form of `realize=auto` without a key in the file: onnxruntime's kernels if they compute the same."""
     kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
     integer = [s for rows in spec.declared.values() for s in rows if s.is_integer]
     sums = (spec.accumulator, *(s.accumulator for s in integer if s.accumulator is not None))
@@ -197,7 +197,7 @@ def _form_for(spec: HardwareSpec) -> str:
 
 
 def _cost(reader: Reader, data: Data) -> Cost:
-    """What running costs. `align.channels` is the name that `cost.channel_block` had."""
+    """Return the cost of running. `align.channels` is the former name of `cost.channel_block`."""
     known = ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles", "scale_bytes")
     part = reader.part(data, "cost", (*known, "vector_steps"))
     label, given = "cost.vector_steps", part.get("vector_steps") or {}
@@ -242,7 +242,7 @@ def _pad(reader: Reader, data: Data) -> Padding:
 
 
 def _first_last(reader: Reader, data: Data) -> int | None:
-    """Bits of the first and the last layer; they must be others than those of all layers."""
+    """Return the bits of the first and the last layer, which must differ from the bits of all layers."""
     bits = data.get("first_last_bits")
     if bits is None:
         return None

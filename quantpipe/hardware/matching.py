@@ -1,4 +1,4 @@
-"""Where the patterns of a device's kernels lie in a model.
+"""Find the places of the patterns of a device's kernels in a model.
 
 The pattern is followed from its last value backwards over the graph's own names: the same ops, operands, constants and
 attributes; values that are no results are read inside alone. Larger patterns come first, and a node belongs to one
@@ -74,7 +74,7 @@ def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
 def joins_of(graph: Graph, spec: HardwareSpec) -> Pairs:
     """Return which nodes are one by kernels without types, such as chains of `fuse`: pairs, the second reads the first.
 
-    These kernels say nothing else of their nodes, so a node may lie in several.
+    These kernels state nothing else about their nodes, so a node may belong to several.
     """
     ends = _by_op(graph)
     found = [
@@ -238,7 +238,7 @@ def _conditions(step: PatternStep, node: Node, graph: Graph) -> bool:
 
 
 def _is_apart(kernel: LogicalKernel, bound: _Bound, graph: Graph) -> bool:
-    """Whether values that are no results are read inside alone."""
+    """Return whether values that are no results are only read inside."""
     inside = set(bound.nodes.values())
     for value, node in bound.nodes.items():
         tensor = graph.by_name[node].outputs[0]

@@ -1,8 +1,8 @@
 """Read the pattern of a kernel: one line per value, `y: Conv(x, w)`, alternatives joined by `|`.
 
-The lines are expressions in Python's syntax and are read by its parser, so there is no grammar of our own: names are
-values, numbers are constants that an operand must be, keywords are attributes that the node must have, and `...` stands
-for further operands of any kind.
+The lines are expressions in Python's syntax and are read by its parser, so no grammar of our own is needed. Names are
+values, numbers are constants that an operand must be, and keywords are attributes that the node must have. `...`
+represents further operands of any kind.
 """
 
 from __future__ import annotations

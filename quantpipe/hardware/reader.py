@@ -47,7 +47,7 @@ ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
 
 
 class Zero(StrEnum):
-    """Say whether the zero point is added before the rounding or behind it."""
+    """State whether the zero point is added before or after the rounding."""
 
     FIRST = "first"
     LAST = "last"
@@ -165,7 +165,7 @@ class Reader:
         return self.part(data, field, legal)
 
     def whole(self, value: object, field: str, least: int) -> int:
-        """Return a whole number of at least `least`."""
+        """Return an integer of at least `least`."""
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(
                 field,
@@ -332,7 +332,7 @@ class Reader:
         )
 
     def _when_values(self, op: str, when: Data) -> None:
-        """Each condition must be able to read what the file says."""
+        """Check that each condition can read its value in the file."""
         for key, value in when.items():
             field, legal = f"ops.{op}.when.{key}", WORDS.get(key, ())
             words = str(value).split("|") if key != "window" else [str(value)]

@@ -27,7 +27,7 @@ def read_recurrent_limits(reader: Reader, data: Data) -> RecurrentLimits | None:
 
 
 def _cell_state(reader: Reader, given: object) -> DType | None:
-    """The type of a cell state between two steps; None for real numbers."""
+    """Return the type of a cell state between two steps; None for floats."""
     if given is None or str(given) == DType.FLOAT32:
         return None
     if str(given) not in STATES:

@@ -1,4 +1,4 @@
-"""Which schema a run uses: the hardware's preferred one, or the user's, if the device can run it.
+"""Choose the schema of a run: the hardware's preferred one, or the user's, if the device can run it.
 
 A schema file leaves `granularity`, `narrow`, `power_of_two` and the symmetry of weights open (null) where the hardware
 decides them.

@@ -1,8 +1,8 @@
 """Short forms of a hardware file, written out: several ops in one line, and types by names of their own.
 
-`spread` takes the content of a file and gives it without them: a key `Reshape|Flatten` of `ops` becomes two, and a
-signature with a name of `types` becomes one for each type that the name stands for. The same name in a signature is
-the same type.
+`spread` takes the content of a file and gives it without them. A key `Reshape|Flatten` of `ops` becomes two, and a
+signature with a name of `types` becomes one for each type that the name represents. The same name in a signature is the
+same type.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which type each tensor is stored in.
+"""Choose the type in which each tensor is stored.
 
-First the bits are chosen, then the narrowest kernels that hold them (the order of HAGO: bits, data type, threshold).
-A kernel's signature names the types that it reads and writes. Each stored tensor gets the narrowest type that holds its
-bits and that the signatures around it agree on; so a kernel whose operands have 8 bits runs as the int8 kernel of a
-device that has one, and the kernel beside it, with 12 bits, as the int16 one. Signed types stay signed, so the integers
-do not depend on it, only what stores and multiplies them.
+First the bits are chosen, then the narrowest kernels that hold them (the order of HAGO: bits, data type, threshold). A
+kernel's signature names the types that it reads and writes. Each stored tensor gets the narrowest type that holds its
+bits and on which the adjacent signatures agree. So a kernel whose operands have 8 bits runs as the device's int8
+kernel, if it has one, and the next kernel, with 12 bits, as the int16 one. Signed types stay signed, so the integers do
+not depend on the choice, only their storage and multiplication.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StorageTypes:
         return bits if stored is narrowest(self.options(tensor), bits) else stored.bits
 
     def _settle(self, rows: Mapping[str, tuple[_Row, ...]]) -> None:
-        """Take away what no neighbour agrees with, until all do."""
+        """Remove options that no neighbour shares, until all agree."""
         self._options = _offered(rows, self._own)
         left, before = dict(rows), -1
         while before != (before := sum(map(len, left.values())) + sum(map(len, self._options.values()))):
@@ -117,7 +117,7 @@ class StorageTypes:
 
 
 def weight_only_types(spec: HardwareSpec, op: str) -> tuple[DType, ...]:
-    """Return the types of weights by which a device multiplies real numbers in an op, the narrowest first."""
+    """Return the types of weights by which a device multiplies floats in an op, the narrowest first."""
     found = {s.inputs[-1] for s in spec.ops.get(op, ()) if s.is_weight_only}
     return tuple(sorted(found, key=_bits))
 
@@ -139,7 +139,7 @@ def signature_of(kernel: Kernel, signatures: Sequence[OpSignature], types: Types
 
 
 def accumulators_of(topology: Topology, spec: HardwareSpec, node: str) -> tuple[Accumulator, ...]:
-    """Return what a kernel may hold its sums in, by its signatures: the device's own where none says another."""
+    """Return the accumulators that a kernel's signatures allow: the device's own if they name no other."""
     own = (s.accumulator or spec.accumulator for s in topology.signatures.get(node, ()))
     return tuple(dict.fromkeys(own)) or (spec.accumulator,)
 
@@ -150,7 +150,7 @@ def widest_accumulator(topology: Topology, spec: HardwareSpec, node: str) -> Acc
 
 
 def storage_types(topology: Topology) -> StorageTypes:
-    """Return what a topology's tensors may be stored in."""
+    """Return the storage types that a topology's tensors may have."""
     own = {t: g.dtype for g in topology.groups for t in g.tensors} | {w.tensor: w.dtype for w in topology.weights}
     return StorageTypes(topology.kernels, topology.signatures, own)
 

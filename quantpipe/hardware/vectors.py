@@ -1,8 +1,8 @@
 """Count the steps of a device that adds, narrows and compares vectors of channels, one instruction a vector and cycle.
 
-The hardware file says how many steps each thing takes per vector of a result (`cost.vector_steps`); here is how often a
-kernel needs it, from shapes alone. Ranges, and so shifts, are not known: a narrowing counts as one that shifts, and a
-further operand of an addition as one that is shifted.
+The hardware file gives the steps of each operation per vector of a result (`cost.vector_steps`); this module counts how
+often a kernel needs it, from shapes alone. Ranges, and so shifts, are not known: a narrowing counts as a shift, and a
+further operand of an addition as a shifted one.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def vector_steps(topology: Topology, graph: Graph, spec: HardwareSpec) -> dict[s
 
 
 def _is_rows(kernel: Kernel, family: Family, graph: Graph) -> bool:
-    """Whether channels are the last axis of a result; else they are axis 1, as of a map."""
+    """Return whether channels are the last axis of a result; else they are axis 1, as in a map."""
     if kernel.weight is not None:
         return len(graph.shapes[kernel.weight]) == 2
     return family is not Family.AVERAGE and len(graph.shapes[kernel.output]) != 4
 
 
 def _vectors(shape: tuple[int, ...], rows: bool, block: int) -> int:
-    """Vectors of channels of a result. One of fewer than two axes has none: each of its numbers takes a vector."""
+    """Return the vectors of channels of a result; with fewer than two axes, each number takes a vector."""
     if len(shape) < 2:
         return prod(shape)
     axis = len(shape) - 1 if rows else 1
@@ -88,7 +88,7 @@ def _clamp(kernel: Kernel, node: Node, graph: Graph) -> Needs:
 
 
 def _greatest(kernel: Kernel, node: Node, graph: Graph) -> Needs:
-    """Of a window each tap that lies inside of the map; what otherwise moves values is a matter of addresses."""
+    """Return the taps inside the map of each window; other moves are only a matter of addresses."""
     shape, made = graph.shapes[kernel.operands[0].tensor], graph.shapes[node.outputs[0]]
     taps = node.attr("kernel_shape", None)
     if taps is None or len(shape) != 4 or node.attr("ceil_mode", 0):
@@ -98,7 +98,7 @@ def _greatest(kernel: Kernel, node: Node, graph: Graph) -> Needs:
 
 
 def _inside(node: Node, axis: int, size: int, made: int) -> int:
-    """How many elements of all windows along an axis lie inside of the map."""
+    """Return how many elements of all windows along an axis are inside the map."""
     taps, ones = node.attr("kernel_shape"), [1, 1]
     stride, dilation = node.attr("strides", ones)[axis], node.attr("dilations", ones)[axis]
     begin = node.attr("pads", [0, 0, 0, 0])[axis]

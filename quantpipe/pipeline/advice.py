@@ -1,6 +1,6 @@
-"""What a change of a finished run's configuration gives, measured as a run with it would be.
+"""Measure the gain of a configuration change to a finished run, as a run with it would get it.
 
-The run's decisions are planned anew under the changed configuration, and the plan is simulated.
+The run's decisions are planned again under the changed configuration, and the plan is simulated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from quantpipe.types.choice_key import ChoiceKind
 class Change:
     """A change of a run's settings, in words and as it is pasted.
 
-    `anew`: ranges are estimated again, also those of tensors that it says nothing of. `recover`: the steps that follow.
+    `anew`: ranges are estimated again, also of tensors that the change does not name. `recover`: the steps that follow.
     """
 
     role: str
@@ -50,7 +50,7 @@ class Change:
 
 
 class Quiet:
-    """A console that tells nothing: what measurements do is no news."""
+    """A console without output: the progress of measurements is not shown."""
 
     def stage(self, name: str, note: str = "") -> None:
         """Pass over a stage."""
@@ -86,17 +86,17 @@ class Advisor:
         return top1(self.reference.outputs, self.reference.labels)
 
     def as_it_is(self) -> Measured:
-        """Return what the run's own strategy gives, recovery included."""
+        """Return the measurements of the run's own strategy, recovery included."""
         return self._judged(
             self._job.with_topology_of(self._found.strategy), self._found.strategy, self._found.overrides
         )
 
     def unrecovered(self) -> Measured:
-        """Return what it gives without recovery."""
+        """Return the measurements without recovery."""
         return self._judged(self._job.with_topology_of(self._found.strategy), self._found.strategy, NO_OVERRIDES)
 
     def measured(self, change: Change) -> Measured | None:
-        """Return what a run with the change gives; None where it cannot be made."""
+        """Return the measurements of a run with the change; None if it is impossible."""
         try:
             return self._measured(change)
         except QuantpipeError:
@@ -130,7 +130,7 @@ class Advisor:
         return with_split_channels(self._job.graph, settings.spec, settings.schema, more)
 
     def _statistics(self, job: RunContext, other: Collection[str]) -> Profile:
-        """Those of the run, and what its own topology did not need; anew where they come from another place.
+        """Return the run's statistics, completed for new tensors; measured again if they come from another source.
 
         `other`: tensors with other channels than in the run.
         """
@@ -209,5 +209,5 @@ def with_annotate(settings: Settings, **changes: Any) -> Settings:
 
 
 def constraints_with(settings: Settings, more: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the user states of single tensors, with more."""
+    """Return the user's constraints on single tensors, with more."""
     return {**(settings.annotate.constraints or {}), **more}

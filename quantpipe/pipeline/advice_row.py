@@ -1,4 +1,4 @@
-"""What a change was measured to gain and cost, as a row of the answer of `command=explain`."""
+"""Format the measured gain and cost of a change as a row of the answer of `command=explain`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quantpipe.types import AdviceRow
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model loses on the samples of the search, its accuracy, and its cost on the device where known."""
+    """Hold a model's loss on the samples of the search, its accuracy, and its device cost if known."""
 
     loss: float
     accuracy: float | None
@@ -30,7 +30,7 @@ class Told(Protocol):
 
     @property
     def words(self) -> str:
-        """Return what is changed."""
+        """Return the change in words."""
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.annotate.half import beyond_half
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
@@ -56,7 +56,7 @@ from quantpipe.types.choice_key import STRUCTURAL, ChoiceKind
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Hold what is known of the integer model at the end of a run.
+    """Hold the facts about the integer model at the end of a run.
 
     Attributes:
         plan: Every number of it.
@@ -65,7 +65,7 @@ class Evaluated:
         costs: The strategy by every cost measure.
         host: What is to be known of the machine that ran it.
         lacking: The nodes that no kernel runs as they are (`without_kernel`).
-        speed: How fast it is beside the float model; None where nothing says that.
+        speed: Its speed compared with the float model; None if unknown.
         slower: The sentence on that where it is slower.
         imported: What the file gave, where it was quantized already.
         forms: A row for each form, where there are several.
@@ -187,7 +187,7 @@ def _without_precision(search: SearchReport) -> SearchReport:
 
 
 def _bounded(evaluation: Evaluation) -> dict[str, int]:
-    """Of how many samples the realized model's metrics are, where that is not all."""
+    """Return the number of samples of the realized model's metrics, if it is not all of them."""
     few = evaluation.realized_samples
     return {"realized_samples": few} if few < evaluation.samples else {}
 
@@ -322,7 +322,7 @@ def _data(record: Mapping[str, Any]) -> DataPart:
 def _conversions(graph: Graph, topology: Topology) -> ConversionsPart:
     """Return how many tensors change their form in a run, and how many operands are rescaled.
 
-    The forms are real numbers, stored integers and accumulators.
+    The forms are floats, stored integers and accumulators.
     """
     ends, inside = conversions(graph, topology)
     return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
@@ -348,7 +348,7 @@ def _calibrate(profile: Profile | None) -> CalibratePart:
 
 
 def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[ChoiceRow]:
-    """What was chosen, per choice of bits of what is held in integers, and per structural choice."""
+    """Return the chosen option per choice: bits of stored tensors and weights, and structural options."""
     found: list[ChoiceRow] = []
     for choice in space:
         name, edges = choice.subject, list(choice.edges)

@@ -21,7 +21,7 @@ from quantpipe.types import Profile, TensorStats
 def calibrate(job: RunContext, stored: Profile | None, loaded: Profile | None = None) -> Profile:
     """Return the profile of all measured tensors.
 
-    `stored` is the one that the run folder has, `loaded` that of a file.
+    `stored` is the profile in the run folder, `loaded` the profile from a file.
     """
     if loaded is not None:
         return _from_file(job, loaded)
@@ -84,7 +84,7 @@ def _by_channel(job: RunContext) -> frozenset[str]:
 
 
 def _why(job: RunContext, known: Mapping[str, TensorStats], missing: Sequence[str]) -> list[str]:
-    """What the user may not expect about this measurement."""
+    """Return unexpected facts about this measurement, for the user."""
     notes = []
     kept = len(job.variants.measured) - len(missing)
     if kept:

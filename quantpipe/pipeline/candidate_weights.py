@@ -17,7 +17,7 @@ def candidate_layer(settings: Settings) -> LayerOptions:
 
 
 def rounding_origin(settings: Settings) -> dict[str, str]:
-    """Return what a log of trials says of its candidates' weights; nothing where they are rounded to the nearest."""
+    """Return a log's record of its candidates' weights; nothing where they are rounded to the nearest."""
     if settings.search.weights == "nearest":
         return {}
     return {"weights": f"{settings.search.weights}: {candidate_layer(settings)!r}, {settings.recover.rows} rows"}

@@ -1,8 +1,8 @@
-"""A strategy of another device, written anew for this one where its numbers fit, with a list of what did not.
+"""Convert a strategy of another device to this one as far as its numbers fit, with a list of mismatches.
 
-Ranges are real numbers and bits are bits, so most of a strategy means the same on every device; scales, zero points and
-integers follow from them by the rules of the new one. What comes out is a strategy file's content again, and is checked
-like one.
+Ranges are real values and bits are bits, so most of a strategy means the same on every device. Scales, zero points and
+integers follow from them by the rules of the new one. The result is the content of a strategy file again, and is
+checked like one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _bits(
 
 
 def _table_bits(site: TableSite, given: Mapping[str, Any], made: dict[str, int], notes: list[str]) -> None:
-    """The bits of a table: those of the file where the device reads that width, else its first."""
+    """Return the bits of a table: the file's if the device reads that width, else the device's first."""
     known = [b for e in site.edges if isinstance(b := given.get(e), int) and not isinstance(b, bool)]
     wanted = max(known, default=site.bits[0])
     found = wanted if wanted in site.bits else site.bits[0]
@@ -138,7 +138,7 @@ def _refuse_missing(topology: Topology, made: Mapping[str, Any], spec: HardwareS
 
 
 def _real_nodes(found: Mapping[str, Any], topology: Topology) -> list[str]:
-    """What runs in integers in the file and in float here, and the other way round."""
+    """Return the nodes that run in integers in the file and in float here, and vice versa."""
     before = (found.get("topology") or {}).get("node_conds") or {}
     lost = [n for n, integer in topology.node_conds.items() if before.get(n) and not integer]
     more = [n for n, integer in topology.node_conds.items() if before.get(n) is False and integer]

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.artifacts import read_json, read_npz, read_text
 from quantpipe.errors import ArtifactError, QuantpipeError
 from quantpipe.metrics.paired import holm, mcnemar, mean_interval, signed_rank
@@ -114,7 +114,7 @@ def compare(runs: Sequence[Found]) -> CompareReport:
 
 
 def _names(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -> list[str]:
-    """What tells the runs apart, in few words: of each difference only what the ones before it leave open.
+    """Return short labels that distinguish the runs; each difference is listed only as far as still needed.
 
     So the schema is not named where it follows from the hardware.
     """
@@ -127,12 +127,12 @@ def _names(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -> list[
 
 
 def _word(key: str, value: str) -> str:
-    """A value by its name, where that says enough."""
+    """Return a value by its name, if that is sufficient."""
     return "" if value == ABSENT else f"{key}={value}" if value in ("none", "default", "auto", "null") else value
 
 
 def _told_apart(names: Sequence[tuple[str, ...]], runs: Sequence[Found]) -> int:
-    """How many of the runs differ in name, those aside of which little is known, unless all others are one."""
+    """Return how many runs differ in name; runs with little data are left out, unless all others are one."""
     whole = [name for name, run in zip(names, runs, strict=True) if run.problem is None]
     return len(set(whole if len(whole) > 1 else names))
 
@@ -248,7 +248,7 @@ def _configuration(runs: Sequence[Found]) -> list[DifferenceRow]:
 
 
 def _differing(parts: Sequence[Mapping[str, str]], runs: Sequence[Found]) -> list[DifferenceRow]:
-    """What is not the same everywhere; what is not known of a run that has not finished is no difference."""
+    """Return the values that are not equal everywhere; unknown values of an unfinished run are no difference."""
     rows: list[DifferenceRow] = []
     for key in dict.fromkeys(key for part in parts for key in part):
         values = [part.get(key, ABSENT) for part in parts]
@@ -282,7 +282,7 @@ def _given(folder: Path) -> dict[str, str]:
 
 
 def _why_unfinished(folder: Path) -> str:
-    """The last error in main.log, or that there is none."""
+    """Return the last error in main.log, or that there is no error."""
     try:
         lines = (folder / "main.log").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

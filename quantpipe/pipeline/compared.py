@@ -1,4 +1,4 @@
-"""What a run compares of its model, and by which losses: from the objective, the outputs and the labels."""
+"""Choose the compared outputs of a run's model and their losses, from the objective, the outputs and the labels."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.artifacts import Unit, read_json
 from quantpipe.conform.compare import compare_dump
 from quantpipe.conform.describe import Described

@@ -1,4 +1,4 @@
-"""What all stages of one run share, and where each artifact of it comes from."""
+"""The state that all stages of one run share, and the origin of each of its artifacts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SEARCH = (KINDS, "choices", "threshold", "precision", "search", "objective", "de
 
 @dataclass(frozen=True, eq=False)
 class SearchDecision:
-    """What the search stage hands on: the strategy, and how it was found (nothing for a replay)."""
+    """Hold the result of the search stage: the strategy, and how it was found (nothing for a replay)."""
 
     strategy: Strategy
     report: SearchReport
@@ -158,7 +158,7 @@ class RunContext:
 
     @property
     def percents(self) -> Mapping[str, Sequence[int]]:
-        """Return what the search may clip ranges to, by key of the scale group, where it may."""
+        """Return the percentiles to which the search may clip ranges, by key of the scale group."""
         return percents_of(self.estimator, self.variants.reference.groups)
 
     @property
@@ -193,7 +193,7 @@ class RunContext:
 
     @property
     def annotated(self) -> Origin:
-        """Return what annotation is made from."""
+        """Return the origin of the annotation."""
         return self.origin("annotate", {}, ANNOTATE)
 
     @property
@@ -207,18 +207,18 @@ class RunContext:
 
     @property
     def calibrated(self) -> Origin:
-        """Return what the statistics are made from."""
+        """Return the origin of the statistics."""
         statistics = {"profile": self.profile} if self.profile else {"calibrate_data": self.inputs.calibrate.digest}
         return self.origin("calibrate", statistics, ANNOTATE)
 
     @property
     def searched(self) -> Origin:
-        """Return what the strategy is made from."""
+        """Return the origin of the strategy."""
         begin = {} if self.start is None else self.start.origin
         return self.origin("search", self.fitted_on | begin, (*ANNOTATE, *SEARCH))
 
     def recovered(self, strategy: str) -> Origin:
-        """Return what the recovered weights are made from; `strategy` is a digest."""
+        """Return the origin of the recovered weights; `strategy` is a digest."""
         start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
         own = {"metric": self._metric} if self.settings.value_of is not None else {}
         inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
@@ -234,7 +234,7 @@ class RunContext:
         return replace(found, inputs={**found.inputs, **aim}, config=config)
 
     def realized(self, strategy: str) -> Origin:
-        """Return what the realized model is made from; `strategy` is a digest."""
+        """Return the origin of the realized model; `strategy` is a digest."""
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
     def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
@@ -257,12 +257,12 @@ class RunContext:
 
     @property
     def judged_on(self) -> dict[str, str]:
-        """Return the samples that judge recovery, where they are not those of the search."""
+        """Return the samples that judge recovery, if they differ from the samples of the search."""
         return {} if self.inputs.aside is None else {"judge_data": self.inputs.aside.digest}
 
     @property
     def fitted_on(self) -> dict[str, str]:
-        """Return what decisions may be made by, by digest.
+        """Return the digests of the samples that decisions may use.
 
         These are the samples, the statistics where they come from a file, and the output that counts where it is not
         the first.
@@ -278,13 +278,13 @@ class RunContext:
     def write_strategy(self, found: SearchDecision, measured: Measured, origin: Origin | None) -> None:
         """Write strategy.json; `measured` is what evaluation adds to its results.
 
-        `origin` None: that of the file there, whose results are being completed.
+        `origin` None: the origin of the existing file, whose results are being completed.
         """
         payload = self.strategy_payload(found, {"recover": found.recovery, **measured})
         self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
 
     def strategy_payload(self, found: SearchDecision, more: MoreResults) -> StrategyFile:
-        """Return what a strategy's file holds; `more`: results beside how it was found."""
+        """Return the content of a strategy's file; `more`: results in addition to how it was found."""
         topology = self.variants.at(found.strategy.structure)
         results: ResultsPart = {"search": found.report, "rectified": found.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema

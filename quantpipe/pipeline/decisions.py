@@ -1,4 +1,4 @@
-"""What main.log says of a run's decisions: what the search took, what recovery kept, how the models compare."""
+"""Write a run's decisions to main.log: the search result, the recovery steps kept, the comparison of the models."""
 
 from __future__ import annotations
 

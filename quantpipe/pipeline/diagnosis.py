@@ -1,4 +1,4 @@
-"""The section of a report whose result misses: what costs most, and what would mend it, at a glance.
+"""The diagnosis of a report with insufficient accuracy: the largest losses and their remedies, at a glance.
 
 It is what `command=explain` says, on few samples and of what has most noise of its own, so that a run pays little for
 it. How much is looked at follows from the size of the model alone, never from the clock.

@@ -1,4 +1,4 @@
-"""`command=explain`: what is wrong with a finished run, tensor by tensor, and what would mend it, measured."""
+"""`command=explain`: the losses of a finished run, tensor by tensor, and measured remedies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.data.subset import First
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.pipeline.calibrate import calibrate
@@ -41,8 +41,8 @@ def explain(settings: Settings, console: Console, shipped: Shipped, options: Exp
 def explain_strategy(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
     """Explain the losses of a strategy file, write the result into `settings.folder`, and return it.
 
-    The file is `settings.strategy`. Model, samples and device are those of the settings, as for a replay; statistics
-    are measured again. Raises ArtifactError where the file holds no strategy, or one of another model.
+    The file is `settings.strategy`. Model, samples and device come from the settings, as for a replay; statistics are
+    measured again. Raises ArtifactError where the file holds no strategy, or one of another model.
     """
     console.stage("model", str(settings.model))
     replaying = RunContext.of(replace(settings, command="replay"), load(settings), console)

@@ -1,4 +1,4 @@
-"""`command=explain explain.file=FILE`: what is wrong with a quantized file of any tool, beside its float original."""
+"""`command=explain explain.file=FILE`: the losses of a quantized file of any tool, against its float original."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError
@@ -39,7 +39,7 @@ LEAST_LOSS = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """The original with its samples, and the file beside it."""
+    """Hold the original with its samples, and the quantized file."""
 
     inputs: Inputs
     other: Graph
@@ -133,7 +133,7 @@ def _read(settings: Settings, file: Path) -> _Read:
 
 
 def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: Graph) -> Measured:
-    """What the file loses as onnxruntime runs it."""
+    """Return the loss of the file as onnxruntime runs it."""
     parts = [run.run(batch.inputs)[0] for batch in samples.batches(graph.batch_size)]
     names = judge.reference.names
     outputs = {name: joined([part[name] for part in parts]) for name in names}
@@ -141,12 +141,12 @@ def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: 
 
 
 def _more(one: Measured, other: Measured) -> bool:
-    """Whether one loses more than the other by a share that rounding does not explain."""
+    """Return whether one loses more than the other by a share that rounding does not explain."""
     return one.loss - other.loss > BY_ARITHMETIC * one.loss and one.loss > LEAST_LOSS
 
 
 def _doubts(read: _Read, judge: FakeQuantized, now: Measured, before: Measured) -> list[str]:
-    """What speaks against taking the file by its scales and integers alone."""
+    """Return reasons not to evaluate the file by its scales and integers alone."""
     found, said = read.found, []
     if _more(now, before):
         graph = read.inputs.graph

@@ -1,4 +1,4 @@
-"""Which run, strategy or file is explained, how closely, and what of the configuration is tried for it."""
+"""Settings of explain: the run, strategy or file, the level of detail, and the options to try."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ExplainSettings:
     """State which run, or which file, is explained, and how closely.
 
     `run`: its folder. `file`: a quantized file, whose float model and samples the rest of the configuration names.
-    `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how many samples of
-    the search errors alone are measured. `per_channel`: glob patterns of what is compared channel by channel, too.
+    `culprits`: for how many of the worst tensors remedies are measured. `samples`: on how many samples of the search
+    errors alone are measured. `per_channel`: glob patterns of tensors that are compared channel by channel, too.
     `apply`: so many of the best changes are made in a further run.
     """
 

@@ -1,8 +1,8 @@
-"""What is wrong at the places that cost most, in words: the fault itself, where the numbers tell it.
+"""Describe the faults at the places with the largest losses, as far as the numbers show them.
 
-A share of an error says how much is lost. Why it is lost follows from more: from what calibration saw (outliers, masks,
-parts far apart), from what the plan had to do (a weight whose scale was raised for its bias), from values that do not
-fit their range, from sums that overflow.
+A share of an error shows how much is lost. The reason follows from more sources: calibration statistics (outliers,
+masks, parts far apart), the plan (a weight whose scale was raised for its bias), values that do not fit their range,
+and sums that overflow.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def name_faults(
 
 
 def name_reasons(advice: Sequence[AdviceRow], causes: Sequence[CauseRow]) -> None:
-    """Enter into each change why it mends: the fault of what it is about.
+    """Add to each change the reason why it helps: the fault at its place.
 
-    A change that is advised has that of the worst place where it is about the whole run, or mends half of the loss, and
-    with that this place.
+    An advised change gets the fault of the worst place, if it is about the whole run, or removes half of the loss
+    including this place.
     """
     faults = {row["tensor"]: row["fault"] for row in causes}
     worst = next((row for row in causes if row["alone"] > 0 or row["overflow"]), None)

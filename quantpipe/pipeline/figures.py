@@ -1,4 +1,4 @@
-"""What the figures of a report are drawn from, beside its numbers: evaluate/figures.json."""
+"""The data of a report's figures, in addition to its numbers: evaluate/figures.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quantpipe.types.figures import (
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """How a run came to its result.
+    """Hold the history of a run's result.
 
     `timeline`: the stages so far; `stages`: the errors that earlier stages left; `cycles`: of the device, by node.
     """
@@ -91,7 +91,7 @@ def shares_of(cycles: Mapping[str, float], topology: Topology, graph: Graph) -> 
 
 
 def _made(node: str, topology: Topology, graph: Graph) -> str:
-    """What a node gives, or the kernel that it is a part of."""
+    """Return the output of a node, or of the kernel that it is a part of."""
     kernel = topology.kernel_of.get(topology.fused_into.get(node, node))
     return kernel.output if kernel is not None else graph.by_name[node].outputs[0]
 

@@ -1,11 +1,11 @@
-"""The end of a run: realize the strategy, evaluate it, report, file it, and refuse integers that differ."""
+"""The end of a run: realize the strategy, evaluate it, report, file it, and reject integers that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.annotate.half import beyond_half
 from quantpipe.artifacts import read_json
 from quantpipe.certify import certificate, proof_summary
@@ -52,7 +52,7 @@ from quantpipe.types import (
 class Realized:
     """Hold the integer model, and the run as it goes on with it.
 
-    The topology of the run is that of the strategy, its network that of recovery.
+    The topology of the run is the strategy's, and its network is the one after recovery.
     """
 
     job: RunContext
@@ -131,7 +131,7 @@ def _evaluate(
     kept: LayerCheckpoint,
     seen: Reference | None,
 ) -> tuple[RunReport, Beside]:
-    """The report, and what is kept beside it."""
+    """Return the report, and the data that are kept next to it."""
     job, plan = made.job, made.plan
     settings, samples = job.settings, job.inputs.evaluate
     options, course = settings.evaluate, Course(kept, job.console.progress)
@@ -216,7 +216,7 @@ def _evaluate(
 
 
 def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
-    """How near onnxruntime's own quantization is to the float model; a warning where it is nearer than the result."""
+    """Return the accuracy of onnxruntime's own quantization; warn if it is better than the result."""
     job, graph = made.job, made.given
     spec, latency = job.settings.spec, evaluation.latency
     if job.settings.evaluate.baseline == "none" or not latency.get("ratio"):
@@ -259,7 +259,7 @@ def _conclude(job: RunContext, report: RunReport) -> RunReport:
 
 
 def _measured(report: RunReport) -> Measured:
-    """What strategy.json says of the evaluation."""
+    """Return the evaluation results for strategy.json."""
     metrics = report["metrics"]
     return {
         "sim_acc": metrics["simulated"]["top1"],

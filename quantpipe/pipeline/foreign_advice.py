@@ -1,6 +1,6 @@
-"""What would mend a quantized file: changes of its scales and integers, measured in the float model.
+"""Remedies for a quantized file: changes of its scales and integers, measured in the float model.
 
-The float model with all of the file's scales and integers stands for the file; each change is run in it.
+The float model with all of the file's scales and integers represents the file; each change is run in it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLOAT_NODES, CONSTRAINTS = "annotate.float_nodes", "annotate.constraints"
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """Other scales or integers than the file's, in words and as a run of the float model is told them."""
+    """Hold other scales or integers than the file's, in words and as switches of the float model."""
 
     role: str
     members: tuple[str, ...]
@@ -53,7 +53,7 @@ class FakeQuantized:
         )
 
     def measured(self, numbers: Numbers) -> Measured:
-        """Return what the model loses with all of these scales and integers."""
+        """Return the loss of the model with all of these scales and integers."""
         self.evaluations += 1
         made = with_switches(self._graph.model, numbers.quantizers, numbers.constants)
         session = Session(made.model, where="float model with scales")
@@ -66,7 +66,7 @@ class FakeQuantized:
         return self.of(found)
 
     def of(self, found: Found) -> Measured:
-        """Return what outputs of any model over the samples lose."""
+        """Return the loss of any model's outputs over the samples."""
         accuracy = top1(self.reference.main(found), self.reference.labels)
         return Measured(loss_of(self.reference, found), accuracy)
 
@@ -86,7 +86,7 @@ class ForeignProposals:
     schema: TensorSchema
 
     def of(self, culprit: Culprit) -> Iterator[Change]:
-        """Return what could mend a culprit."""
+        """Return possible remedies for a culprit."""
         yield from self._in_float(culprit)
         if culprit.is_weight:
             yield from self._weights(culprit)
@@ -96,7 +96,7 @@ class ForeignProposals:
         yield from self._wider(culprit)
 
     def _in_float(self, culprit: Culprit) -> Iterator[Change]:
-        """Nodes that are not quantized: a tensor stays so as long as a node beside it is."""
+        """Return nodes that are not quantized: a tensor stays in float as long as one of its nodes does."""
         graph, numbers = self.graph, self.found.numbers
         nodes = {n.name: None for t in culprit.members for n, _ in graph.consumers.get(t, ())}
         for tensor in () if culprit.is_weight else culprit.members:
@@ -193,7 +193,7 @@ def per_channel(one: Exchanged) -> Array:
 
 
 def _is_symmetric(own: Quantizer) -> bool:
-    """Whether the middle of its integers stands for 0, and so does with another range."""
+    """Return whether the middle of its integers represents 0, and does so with another range, too."""
     return own.low < 0 and abs(own.low + own.high) <= 1
 
 
@@ -205,7 +205,7 @@ def _wide(own: Quantizer) -> Quantizer:
 
 
 def culprits_of(rows: Sequence[Mapping[str, Any]]) -> list[Culprit]:
-    """Return roles by what they cost, worst first. A weight and its bias are one; what costs nothing is none."""
+    """Return roles by cost, worst first; a weight and its bias are one, and roles without cost are left out."""
     found: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["kind"] in ("tensor", "weight", "bias") and (row["alone"] > 0 or row["overflow"]):

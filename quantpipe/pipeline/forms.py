@@ -1,4 +1,4 @@
-"""Every form of one plan that a run writes: what stands in its folder beside model.onnx, and how it is told of."""
+"""Write every form of one plan that a run asks for: the files next to model.onnx, and their descriptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.artifacts import digest_json
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.errors import HardwareError
@@ -33,7 +33,7 @@ class Forms:
         first: The model in model.onnx.
         backend: Its form.
         seconds: What it took to write it.
-        beside: The other forms, in the order in which they were asked for.
+        beside: The other forms, in the requested order.
         made: What all of them are made of.
     """
 
@@ -136,7 +136,7 @@ def _rendered(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> 
 
 
 def provenance(job: RunContext, strategy: str) -> Provenance:
-    """Return what the files of a run are made of."""
+    """Return the provenance of a run's files."""
     settings = job.settings
     return Provenance(
         __version__,
@@ -150,7 +150,7 @@ def provenance(job: RunContext, strategy: str) -> Provenance:
 
 
 def _preprocessing(dataset: Any) -> Mapping[str, Any]:
-    """What a data set does to raw samples, where it says so."""
+    """Return the preprocessing of a data set's raw samples, if it declares any."""
     given = getattr(dataset, "preprocess", None)
     if not isinstance(given, Mapping | Preprocess):
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.conform.dump import has_dump, read_dump
 from quantpipe.conform.identify import Held, identify
 from quantpipe.conform.probes import Probe, probes_of
@@ -63,7 +63,7 @@ def _file(dump: Path, name: str) -> Path:
 
 
 def _overrides(fields: Sequence[IdentifiedField]) -> list[str]:
-    """What the hardware file would have to say: of fields whose own value no device like this has."""
+    """Return the hardware file's changes: of fields whose own value no device like this has."""
     found = []
     for row in fields:
         if row["own"] not in row["values"]:

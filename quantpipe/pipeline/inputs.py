@@ -1,4 +1,4 @@
-"""What every stage starts from: the cleaned model and the three splits that fit it."""
+"""The inputs of every stage: the cleaned model and the three splits that fit it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ONE_AT_A_TIME = (
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What every stage starts from."""
+    """Hold the inputs of every stage."""
 
     graph: Graph
     calibrate: Samples
@@ -56,7 +56,7 @@ class Inputs:
 
     @property
     def judge(self) -> Samples:
-        """Return what the steps of recovery are judged on."""
+        """Return the samples that judge the steps of recovery."""
         return self.search if self.aside is None else self.aside
 
     def data_record(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _see_varying(graph: Graph, samples: Samples) -> Graph:
 
 
 def _open_inputs(graph: Graph) -> list[str]:
-    """Inputs with a free axis beside that of the batch, whose shape has been the same for all samples so far."""
+    """Return inputs with a free axis other than the batch, whose shape was the same for all samples so far."""
     return [i.name for i in graph.inputs if None in i.shape[1:] and i.name not in graph.varying]
 
 
@@ -193,7 +193,7 @@ def _fixed_batch(graph: Graph) -> int | None:
 
 
 def record_of(samples: Samples) -> dict[str, Any]:
-    """Return what is known of a split's samples, whatever class they are of."""
+    """Return the record of a split's samples, of any class."""
     if isinstance(samples, First):
         known = record_of(samples.samples)
         cut = {"indices": _head(known["indices"], len(samples))} if "indices" in known else {}

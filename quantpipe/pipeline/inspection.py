@@ -1,4 +1,4 @@
-"""What is wrong with a strategy: what costs most, and what would mend it, as closely as one asks.
+"""Inspect a strategy: the largest losses and their remedies, at the requested level of detail.
 
 `command=explain` and the section of a report ask for the same here, the one closely, the other at a glance.
 """
@@ -30,7 +30,7 @@ SLACK = 1.05
 
 @dataclass(frozen=True, eq=False)
 class Closeness:
-    """How closely is looked.
+    """Hold the level of detail.
 
     Errors alone are measured on the samples `alone`, changes on `judged`. `culprits`: for how many of what costs most
     changes are measured. `causes`: how many tensors, and how many weights and biases, are measured alone: those with
@@ -47,7 +47,7 @@ class Closeness:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found: `before` is the loss without recovery, `left` are changes that were not measured."""
+    """Hold the findings: `before` is the loss without recovery, `left` are changes that were not measured."""
 
     causes: list[CauseRow]
     accumulators: list[AccumulatorRow]
@@ -118,7 +118,7 @@ def inspect(
 
 
 def _allowed(found: SearchDecision) -> Callable[[AdviceRow], bool] | None:
-    """Whether a change keeps the objective; None where the run misses it. What the objective bounds may be lost."""
+    """Return whether a change keeps the objective (losses within its bound are allowed); None if the run misses it."""
     if found.report.get("shortfall"):
         return None
     least, metric = found.report.get("least_value"), found.report.get("metric")
@@ -129,7 +129,7 @@ def _allowed(found: SearchDecision) -> Callable[[AdviceRow], bool] | None:
 def _statistics(
     job: RunContext, culprits: Sequence[Culprit], topology: Topology, profile: Profile | None
 ) -> dict[str, TensorStats]:
-    """The statistics behind the culprits' ranges: those of the run, where it measured them itself, else new ones."""
+    """Return the statistics of the culprits' ranges: the run's own, if it measured them itself, else new ones."""
     known = dict(profile.tensors) if profile is not None and job.settings.profile is None else {}
     groups = [topology.group_of[t] for one in culprits for t in one.members if t in topology.group_of]
     missing = [t for g in groups for t in g.sources if t not in known and not job.graph.is_constant(t)]
@@ -140,9 +140,9 @@ def _statistics(
 
 
 def culprits_of(causes: Sequence[CauseRow], topology: Topology) -> list[Culprit]:
-    """Return roles by what they cost, worst first. A weight and its bias are one; what costs nothing is none.
+    """Return roles by cost, worst first; a weight and its bias are one, and roles without cost are left out.
 
-    Of the tensors of a scale group the one that costs most stands for all: a range is one for the group.
+    The most costly tensor of a scale group represents all of them: a group has one range.
     """
     found: dict[tuple[str, bool], list[CauseRow]] = {}
     groups: set[str] = set()

@@ -1,4 +1,4 @@
-"""What of a run goes to MLflow: what it was asked for, every candidate, the report's numbers, the files, the model."""
+"""File a run in MLflow: its settings, every candidate, the report's numbers, the files, the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from quantpipe import __version__
+from quantpipe.version import __version__
 from quantpipe.artifacts import digest_json
 from quantpipe.pipeline.inputs import Inputs
 from quantpipe.pipeline.settings import Settings
@@ -114,7 +114,7 @@ def _numbers(report: RunReport) -> dict[str, float | None]:
 
 
 def _bits(report: RunReport) -> dict[str, str]:
-    """How many tensors and weights have how many bits: `8`, or `4 (3), 8 (20)`. All of them are in strategy.json."""
+    """Return how many tensors and weights have how many bits: `8`, or `4 (3), 8 (20)`; strategy.json has them all."""
     found = {}
     for kind, name in (("weight", "bits.weights"), ("activation", "bits.activations")):
         counts = Counter(int(row["value"]) for row in report.get("choices", ()) if row["kind"] == kind)
@@ -134,10 +134,10 @@ def _findings(report: RunReport) -> dict[str, str]:
 
 
 def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
-    """What tells runs apart comes first: lists cut a name after some twenty characters.
+    """Return a name that begins with the differences of runs: lists cut a name after some twenty characters.
 
-    Hardware and search are always there; then follow the options and keys that the command line gave, which are all
-    that tells the jobs of a sweep apart, and the model.
+    Hardware and search are always included. Then follow the options and keys that the command line gave, which are the
+    only differences between the jobs of a sweep, and the model.
     """
     search = "replay" if settings.command == "replay" else choices.get("search", "")
     given = settings.changed
@@ -154,7 +154,7 @@ LONGEST_VALUE = 16
 
 
 def _word(group: str, option: str) -> str:
-    """An option by its name, where that says enough."""
+    """Return an option by its name, if that is sufficient."""
     return f"{group}={option}" if option in ("none", "default", "auto") else option
 
 
@@ -165,7 +165,7 @@ def _tells(key: str, value: str) -> bool:
 
 
 def _parameters(settings: Settings, choices: Mapping[str, str]) -> dict[str, object]:
-    """What is worth comparing between runs: the option of each group, the seed, and every key that was changed."""
+    """Return parameters worth comparing between runs: the option of each group, the seed, and every changed key."""
     idle = ("tracking", "executor", "verbosity")  # they change no result
     replayed = {"search": "replay", "objective": "replay", "threshold": "replay"}
     return {

@@ -1,4 +1,4 @@
-"""What the outputs of a model lose, in words."""
+"""Describe the losses of a model's outputs in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAID = {
 def losing_outputs(losses: Sequence[OutputLoss], metrics: Mapping[str, float], tolerance: float) -> str:
     """Return the outputs that lose more than is allowed, the worst first, each by its own measure.
 
-    `metrics` are those of a candidate.
+    `metrics` belong to a candidate.
     """
     alone = {losses[0].output: metrics.get("loss", 0.0)} if len(losses) == 1 else {}
     found = [(alone.get(loss.output, metrics.get(f"loss.{loss.output}", 0.0)), loss) for loss in losses]

@@ -1,4 +1,4 @@
-"""What artifacts are made from, of a run's settings: typed values as plain data, whoever made the settings.
+"""Return the parts of a run's settings that determine artifacts, as plain data.
 
 Two ways to write one thing (an alias, a file that is `like` another one, `auto` and what it comes to) are one origin.
 """
@@ -49,7 +49,7 @@ def part(settings: Settings, key: str) -> Any:
 
 
 def device_part(spec: HardwareSpec) -> dict[str, Any]:
-    """Return what artifacts are made from, of a device: everything but words, and what one model adds."""
+    """Return the parts of a device that determine artifacts: everything but words, and additions for one model."""
     return _fields(spec, without=(*_WORDS, *_OF_ONE_MODEL))
 
 

@@ -38,7 +38,7 @@ def written(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """Keys of a mapping cannot stand in quotes. They are patterns: what cannot be written stands as any character."""
+    """Return a key for an override; keys cannot be quoted, so unsupported characters become pattern wildcards."""
     return _ESCAPED.sub(r"\\\1", _NEVER.sub("?", name))
 
 

@@ -1,4 +1,4 @@
-"""What a Pareto run leaves behind: the front as a table and as strategies, and the point that the rule picks."""
+"""Write the results of a Pareto run: the front as a table and as strategies, and the point that the rule picks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quantpipe.types import (
 
 
 def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, FrontPart]:
-    """Return the point that becomes the strategy, its score, and what the report says of the front.
+    """Return the point that becomes the strategy, its score, and the report's part on the front.
 
     The last is empty without a front.
     """

@@ -77,7 +77,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
 
 
 def _blocks(weight: WeightTensor) -> dict[str, Any]:
-    """What the blocks of a weight have, where it is divided into some."""
+    """Return the block layout of a weight, if it is divided into blocks."""
     grid = weight.block
     if grid is None:
         return {}
@@ -91,7 +91,7 @@ def _blocks(weight: WeightTensor) -> dict[str, Any]:
 
 
 def _loops(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
-    """What the body of each loop multiplies its state by."""
+    """Return the products of states in the body of each loop."""
     return {
         node: {
             "state": topology.loop_of[node].state,
@@ -106,7 +106,7 @@ def _loops(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
 
 
 def _tables(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
-    """How each table of which rows are looked up is stored; its numbers, one or two a row, by digest."""
+    """Return how each look-up table is stored; its numbers, one or two a row, by digest."""
     nodes = {site.tensor: site.nodes for site in topology.tables}
     return {
         t: {
@@ -125,7 +125,7 @@ def _tables(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
 
 
 def _placed(kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
-    """What a kernel reads (of an op that only moves values, at which ports) and makes."""
+    """Return a kernel's inputs (of an op that only moves values, with their ports) and outputs."""
     moves = isinstance(numbers, Move)
     reads = [{"tensor": o.tensor, "form": o.form} | ({"port": o.port} if moves else {}) for o in kernel.operands]
     made = {"tensor": kernel.output, "form": kernel.form}

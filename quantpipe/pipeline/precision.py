@@ -1,7 +1,7 @@
-"""What stays in float, and which ranges hold everything, decided before the search (`precision=auto`).
+"""Decide before the search which nodes stay in float, and which ranges are full (`precision=auto`).
 
-The decisions are options of the search space that the search finds taken: they are part of its strategy, so that a
-replay, costs, recovery and reports need nothing of their own for them.
+The decisions are options of the search space that the search finds already taken. They are part of its strategy, so
+replay, costs, recovery and reports need no code of their own for them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Decided:
     opened: Candidates | None = None
 
     def candidates(self) -> Candidates:
-        """Return what measures the job's candidates, opened at need."""
+        """Return the measure of the job's candidates, opened at need."""
         return self.opened or Candidates.of(self.job, self.aim, self.profile)
 
 
@@ -149,8 +149,8 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
 def loss_of(score: Score, metric: Metric) -> float:
     """Return a score's loss in nats, infinite where it is no number.
 
-    It is that of all outputs where the objective has one, else KL or twice the squared error of one output. What a
-    detector no longer finds, as a share of what the float model does, counts as it is.
+    It is the loss of all outputs if the objective has one, else KL or twice the squared error of one output. For a
+    detector, the lost share of the float model's detections counts as it is.
     """
     if metric is Metric.DETECTIONS:
         return math.inf if math.isnan(score.value) else 1.0 - score.value
@@ -163,7 +163,7 @@ def loss_of(score: Score, metric: Metric) -> float:
 def _selected(
     opened: Candidates, aim: SearchContext, said: Sequence[Finding], start: Measured
 ) -> tuple[Selection, int]:
-    """The measured decisions, and how many evaluations they took beside that of the start."""
+    """Return the measured decisions, and how many evaluations they took in addition to the start."""
     job, settings = opened.job, opened.job.settings.precision
     log = trial_log(job, aim.objective, job.files.precision_trials, "precision")
     log.mend()
@@ -235,12 +235,12 @@ def _alike(job: RunContext, found: frozenset[str]) -> frozenset[str]:
 
 
 def _masked(job: RunContext, said: Sequence[Finding]) -> frozenset[str]:
-    """What has a mask in the range of what it reads, as a Softmax behind the addition of one."""
+    """Return nodes with a mask in their input range, such as a Softmax after the addition of a mask."""
     return readers_of(job.graph, nodes_of(said, FindingKind.MASK))
 
 
 def _refused(opened: Candidates) -> str | None:
-    """What stands against the start, where the device cannot express it."""
+    """Return why the device cannot express the start, if it cannot."""
     try:
         opened.plan(opened.job.space.start)
     except (DataError, HardwareError) as error:
@@ -272,7 +272,7 @@ def _raisable(job: RunContext) -> frozenset[str]:
 
 
 def _moves(job: RunContext) -> tuple[Move, ...]:
-    """What measurements may leave in float: nodes that compute. What only moves or bounds values follows them."""
+    """Return the nodes that measurements may leave in float: computing ones, since moves and bounds follow them."""
     graph, offered = job.graph, {choice.key for choice in job.space}
     floats = [node for node in graph.nodes if choice_key(ChoiceKind.FLOAT, node.name) in offered]
     return moves_of(graph, frozenset(node.name for node in floats if computes(node)))

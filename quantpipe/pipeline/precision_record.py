@@ -1,4 +1,4 @@
-"""What the folder, the terminal and the report say of decisions before the search."""
+"""Records of the decisions before the search, for the folder, the terminal and the report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes_of(said: Sequence[Finding], *kinds: FindingKind) -> frozenset[str]:
 
 
 def floats_of(job: RunContext, hosted: frozenset[str]) -> tuple[str, ...]:
-    """Return what the device may run in float, and those of `hosted` that only the host beside it may, in order."""
+    """Return the nodes that the device may run in float and, of `hosted`, those that only its host may, in order."""
     may = {*job.variants.may_float, *hosted}
     return tuple(node.name for node in job.graph.nodes if node.name in may)
 

@@ -28,7 +28,7 @@ def digest_of_profile(path: Path) -> str:
 def loaded_profile(settings: Settings, graph: Graph, measured: Sequence[str], estimator: Estimator) -> Profile | None:
     """Return the statistics of the file, checked against the model and the estimator.
 
-    The result is None when none is to be loaded.
+    The result is None when no profile is to be loaded.
     """
     if settings.profile is None:
         return None

@@ -1,4 +1,4 @@
-"""Which changes of a run are worth measuring: of its worst tensors and weights, and of the whole run."""
+"""Propose changes worth measuring: for a run's worst tensors and weights, and for the whole run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Proposals:
     """Tensor or weight -> channels worth a copy, as often as they are."""
 
     def of(self, culprit: Culprit) -> Iterator[Change]:
-        """Return what could mend a culprit."""
+        """Return possible remedies for a culprit."""
         yield from self._in_float(culprit)
         yield from self._split(culprit)
         if culprit.is_weight:
@@ -73,7 +73,7 @@ class Proposals:
             yield from self._range(culprit, name, estimator)
 
     def of_all(self, shipped: Shipped, *, recovered: bool) -> Iterator[Change]:
-        """Return what could mend the whole run."""
+        """Return possible remedies for the whole run."""
         settings = self.job.settings
         for name, (estimator, method) in shipped.thresholds.items():
             if (repr(estimator), method) != (repr(settings.estimator), settings.weight_method):

@@ -22,9 +22,9 @@ from quantpipe.types import (
 
 
 def least_value(objective: Objective) -> float | None:
-    """Return the least value that keeps the objective.
+    """Return the minimum value that keeps the objective.
 
-    The result is None where it bounds no loss, so that recovery cannot meet it.
+    The result is None if it bounds no loss, so that recovery cannot reach it.
     """
     if objective.form is not ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
         return None
@@ -47,7 +47,7 @@ def sought(options: RecoverOptions, objective: Mapping[str, Any]) -> RecoverOpti
 
 
 def weighed(climbed: RecoveryResult, report: SearchReport, seconds: float) -> RecoveryGain:
-    """Return what recovery cost and gained, and whether it is kept.
+    """Return cost and gain of recovery, and whether it is kept.
 
     It is judged by the metric of the objective, although its steps are judged by the outputs' losses. `report`: the
     search's part of it.

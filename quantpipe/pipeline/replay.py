@@ -27,7 +27,7 @@ from quantpipe.types import (
 
 
 def stored_strategy(job: RunContext) -> SearchDecision:
-    """Return what an earlier search left in this folder; ArtifactError if nothing."""
+    """Return the result of an earlier search in this folder; ArtifactError if it has no such result."""
     if not job.files.strategy.is_file():
         raise ArtifactError(
             "there is no strategy of an earlier search in this folder; add search to stages or give command=replay "
@@ -115,7 +115,7 @@ def replayed_strategy(job: RunContext) -> SearchDecision:
 
 
 def _decided(job: RunContext, found: SearchDecision) -> object:
-    """The part of the strategy's file that says what was decided."""
+    """Return the decisions in the strategy's file."""
     spec, schema = job.settings.spec, job.settings.schema
     topology = job.variants.at(found.strategy.structure)
     results: ResultsPart = {"search": {}, "rectified": []}
@@ -124,7 +124,7 @@ def _decided(job: RunContext, found: SearchDecision) -> object:
 
 
 def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecision:
-    """The decision in a file; `finished`: it is that of a finished run in this folder, with its recovered weights."""
+    """Return the decision in a file; `finished`: of a finished run in this folder, with its recovered weights."""
     settings = job.settings
     payload, notes = read_json(path), None
     if settings.command == "replay" and is_foreign(payload, settings.spec, settings.schema):
@@ -193,7 +193,7 @@ def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Override
 
 
 def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
-    """Return the recovered weights that belong to a strategy file: they stand beside it in its run folder.
+    """Return the recovered weights of a strategy file, from its run folder.
 
     Raises ArtifactError when they are not there, or are not the ones that the strategy names.
     """

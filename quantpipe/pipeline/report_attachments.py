@@ -1,4 +1,4 @@
-"""What goes with a report and a strategy: what is kept beside the former, and the digest of the latter's numbers."""
+"""Attachments of a report and a strategy: the report's additional data, and the digest of the strategy's numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantpipe.types.figures import Figures
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """What is kept beside a report: what each sample gave, and what the page's figures are drawn from."""
+    """Hold the data kept next to a report: the results per sample, and the data of the page's figures."""
 
     samples: Mapping[str, NDArray[Any]]
     figures: Figures

@@ -1,7 +1,7 @@
-"""The order of the stages over a run folder: skip, resume, refuse.
+"""Run the stages in order over a run folder: skip, resume, reject.
 
-A stage whose artifact is in the run folder with the same origin is skipped; an artifact of another model or
-configuration is refused by name before anything is written. Everything is written atomically. An interrupted search
+A stage whose artifact is in the run folder with the same origin is skipped. An artifact of another model or
+configuration is rejected by name before anything is written. Everything is written atomically. An interrupted search
 leaves its best strategy so far.
 """
 

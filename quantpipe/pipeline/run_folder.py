@@ -68,7 +68,7 @@ class RunFolder:
     """Folders that files are written to, below `root`."""
 
     def __init__(self, root: Path, warn: Callable[[str], None] = lambda text: None) -> None:
-        """`warn` is told of damaged files, once of each."""
+        """`warn` is called about damaged files, once for each."""
         self.root, self.warn = root, warn
         self._said: set[Path] = set()
         self.config = root / "config.yaml"
@@ -105,7 +105,7 @@ class RunFolder:
     def current(self, path: Path, origin: Origin) -> bool:
         """Return whether the file is there, whole and of this origin.
 
-        Of what is damaged, and so is made again, it tells.
+        It reports damaged files, which are then made again.
         """
         return is_current(path, origin, self.damaged)
 
@@ -183,9 +183,9 @@ class RunFolder:
     def refuse_other(self, path: Path, origin: Origin) -> None:
         """Raise ArtifactError when the file is there and belongs to another run than `origin` says.
 
-        Another strategy is no other run: a longer search goes on where a shorter one ended. Nor are others of what a
-        report shows beside the strategy or compares it by, another objective, or other estimates of ranges: report and
-        recovery are made anew.
+        Another strategy is no other run: a longer search continues where a shorter one ended. Neither is another
+        objective, other range estimates, or other additions and comparisons of the report: report and recovery are made
+        again.
         """
         if not path.is_file():
             return
@@ -232,9 +232,9 @@ class RunFolder:
         write_json(self.strategy, payload, origin)
 
     def strategy_origin(self, model: str) -> Origin:
-        """Return what the strategy in the folder was made from, whose results are being completed.
+        """Return the origin of the strategy in the folder, whose results are being completed.
 
-        It is a replay's own origin if there is none.
+        It is a replay's own origin if the folder has no strategy.
         """
         known = read_origin(self.strategy) if damage(self.strategy) is None and self.strategy.is_file() else None
         return known or Origin("search/replay", {"model": model})
@@ -314,7 +314,7 @@ class RunFolder:
         }
 
     def _is_data(self, path: Path) -> bool:
-        """Whether a file holds weights of model.onnx."""
+        """Return whether a file holds weights of model.onnx."""
         return path.suffix == ".data" and path.name.startswith(f"{self.model.stem}-")
 
     def write_report(self, report: RunReport, beside: Beside, origin: Origin) -> None:
@@ -327,7 +327,7 @@ class RunFolder:
             unit.text(self.page, render_html(report, beside.figures), origin, "<!--")
 
     def read_report(self, origin: Origin) -> RunReport | None:
-        """Return what an earlier run of the same origin reported, or None.
+        """Return the report of an earlier run of the same origin, or None.
 
         Its page is made again where it is damaged.
         """
@@ -341,7 +341,7 @@ class RunFolder:
         return report
 
     def write_explained(self, report: ExplainReport, origin: Origin) -> None:
-        """Write what is wrong with the run, and what would mend it."""
+        """Write the diagnosis of the run, with remedies."""
         self.look_over(self.explained)
         write_json(self.explained, report, origin)
 
@@ -368,7 +368,7 @@ class RunFolder:
         return record
 
     def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, RecoveryRecord] | None:
-        """Return what an earlier run of the same origin recovered, or None."""
+        """Return the recovery result of an earlier run of the same origin, or None."""
         steps = self.recovered.with_name("steps.json")
         if not all([self.current(self.recovered, origin), self.current(steps, origin)]):
             return None

@@ -54,7 +54,7 @@ from quantpipe.types import (
 
 @dataclass(frozen=True, eq=False)
 class SearchContext:
-    """What the search stage starts from.
+    """Hold the starting point of the search stage.
 
     `aside` holds the float model's outputs on the samples that judge recovery, where these are not the search's.
     """
@@ -122,7 +122,7 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
 
 
 def detections_origin(settings: Settings) -> dict[str, str]:
-    """Return what scores follow from where detections are judged; nothing for any other objective."""
+    """Return the settings that determine the scores of detections; nothing for any other objective."""
     if settings.objective["metric"] != Metric.DETECTIONS:
         return {}
     return {"detections": digest_json(part(settings, "detections"))}
@@ -158,7 +158,7 @@ class Translated:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What measures the points of a job's space, with the table that their ranges come from."""
+    """Measure the points of a job's space, with the table of their ranges."""
 
     job: RunContext
     recipe: CandidateRecipe
@@ -279,14 +279,14 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
 
 
 def _same(known: Mapping[str, Any], report: SearchReport) -> bool:
-    """Whether an earlier run of this search came as far as this one, and ended alike: its file can stay."""
+    """Return whether an earlier run of this search came as far as this one, and ended alike: its file can stay."""
     return known.get("evaluations") == report["evaluations"] and known.get("stopped") == report["stopped"]
 
 
 def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
     """Return whether the target is met, after recovery, on the samples that judged it.
 
-    The console is told when it is not.
+    The console reports when it is not.
     """
     report = found.report
     if found.recovery.get("metrics") and not objective.open_ended:
@@ -304,7 +304,7 @@ def judged(job: RunContext, found: SearchDecision, objective: Objective) -> Sear
 
 
 def judged_by_report(found: SearchDecision) -> SearchDecision:
-    """Return what was found with the target judged after recovery, where the search was made by an earlier run."""
+    """Return the result with the target judged after recovery, if an earlier run made the search."""
     report, metrics = found.report, found.recovery.get("metrics")
     least = report.get("least_value")
     if least is None or not metrics or not report.get("shortfall"):

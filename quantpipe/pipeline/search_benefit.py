@@ -1,7 +1,7 @@
-"""What a search is worth to the device.
+"""Determine the benefit of a search for the device.
 
-Choices that it would gain nothing from are left out, a result that is worse than the start and costs the device no less
-is not taken, and where nothing pays, that is said.
+Choices without a gain are left out. A result that is worse than the start and no cheaper on the device is not taken.
+Where nothing pays, this is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Worth:
-    """What is taken, and what the report says of it (`search.device`)."""
+    """Hold the point taken, and the report's part on it (`search.device`)."""
 
     point: Point
     score: Score
@@ -54,7 +54,7 @@ def weighed(job: RunContext, result: SearchResult, objective: Objective, *, poin
 
 
 def device_cost(job: RunContext, point: Point) -> float:
-    """Return what a point costs by the hardware's own measure."""
+    """Return the cost of a point by the hardware's own measure."""
     assignment, spec = job.space.decode(point), job.settings.spec
     topology, bits = job.variants.topology_of(assignment), job.variants.bits(assignment)
     return COSTS[own_cost(spec)](topology, job.graph, spec, bits)
@@ -63,7 +63,7 @@ def device_cost(job: RunContext, point: Point) -> float:
 def _sentence(
     job: RunContext, found: DevicePart, objective: Objective, *, start: Score, score: Score, moved: bool
 ) -> str | None:
-    """That nothing pays; None where something does, or nothing was searched for."""
+    """Return a sentence if nothing pays; None if something does, or nothing was searched for."""
     spec, cost = job.settings.spec.name, found["cost"]
     if isinstance(job.settings.search.algorithm, Uniform):
         return None
@@ -99,7 +99,7 @@ def left_out_text(job: RunContext) -> str | None:
 
 
 def opening(job: RunContext, objective: Objective) -> str:
-    """Return what is said when a search begins: how, in how large a space, and by which cost."""
+    """Return the message when a search begins: the algorithm, the size of the space, and the cost measure."""
     name = job.settings.choices.get("search", "")
     return f"{name}, space of {number(job.space.size)} points, {_cost(job, objective)}"
 

@@ -66,7 +66,7 @@ def search_report(
 
 
 def _notes(job: RunContext, result: SearchResult) -> list[str]:
-    """Return what the user should know of how the search went.
+    """Return notes for the user on the course of the search.
 
     That is that it had thresholds to search and did not, and that it saw what judges recovery.
     """
@@ -87,7 +87,7 @@ def _notes(job: RunContext, result: SearchResult) -> list[str]:
 
 
 def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:
-    """What `auto` came to; where nothing was measured now, what an earlier run of this search says."""
+    """Return the metric that `auto` selected; if nothing was measured now, the one of an earlier run of this search."""
     return workers.kind if workers.kind != EvaluatorKind.AUTO else str(known.get("evaluator", asked))
 
 

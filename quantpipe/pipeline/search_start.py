@@ -1,8 +1,8 @@
 """`search.start=FILE`: what another search found, as points of this one's space.
 
-The other search may have gone by another algorithm, threshold, objective or tolerance: only its decisions are taken,
-bits and structure, and every value is measured anew. What does not fit is told in one sentence; a file of which nothing
-fits is refused.
+The other search may have used another algorithm, threshold, objective or tolerance: only its decisions are taken, bits
+and structure, and every value is measured again. Mismatches are reported in one sentence; a file without any match is
+rejected.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read_start(path: Path, folder: Path, space: ChoiceSpace) -> SearchStart:
 class _Fit:
     """One assignment as a point.
 
-    `unknown`: names that are no choice here; `silent`: choices that it says nothing of; `moved`: key -> (option there,
+    `unknown`: names that are no choice here; `silent`: choices that it does not name; `moved`: key -> (option there,
     option here) where the option is not offered.
     """
 
@@ -102,7 +102,7 @@ def _of_log(path: Path) -> list[Mapping[str, OptionValue]]:
 
 
 def _of_strategy(path: Path, content: bytes, space: ChoiceSpace) -> Mapping[str, OptionValue]:
-    """What a strategy decides, by key: its bits stand by edge, its structure by choice."""
+    """Return a strategy's decisions by key: its bits are stored by edge, its structure by choice."""
     where = f"search.start: {path}"
     try:
         found: Any = json.loads(content)["strategy"]

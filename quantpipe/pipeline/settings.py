@@ -1,4 +1,4 @@
-"""What a run is, as typed values: the app fills it from the configuration, the runner acts on it. No Hydra here."""
+"""The typed settings of a run: the app fills them from the configuration, the runner acts on them. No Hydra here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATISTICS, WEIGHTS = ("full", "extremes"), ("nearest", "recovered")
 
 
 class Dataset(Protocol):
-    """What a dataset option gives: three disjoint splits that fit the model."""
+    """Declare the interface of a dataset option: three disjoint splits that fit the model."""
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the calibrate, search and evaluate split of the samples, fitted to the model's inputs."""
@@ -108,7 +108,7 @@ class CalibrateSettings:
 
 @dataclass(frozen=True)
 class PrecisionSettings:
-    """Whether nodes may stay in float before the search.
+    """State whether nodes may stay in float before the search.
 
     Attributes:
         mode: `auto` or `none`.
@@ -128,7 +128,7 @@ class PrecisionSettings:
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """State what is measured of the result.
+    """State which measurements of the result are made.
 
     `agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
     `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
@@ -164,7 +164,7 @@ class EvaluateSettings:
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """How `command=check` and `command=lint` answer; `shapes` by input name, where the model leaves them free."""
+    """State how `command=check` and `command=lint` answer; `shapes` by input name, for inputs with free axes."""
 
     format: str = "text"
     shapes: Mapping[str, Sequence[int]] | None = None
@@ -215,8 +215,8 @@ class Console(Protocol):
 class Settings:
     """One run.
 
-    `choices` are the names of the group options; `changed` the keys that the command line gave, with their values as
-    they were given; `config` is the resolved configuration as plain data.
+    `choices` are the names of the group options, and `changed` the keys that the command line gave, with their values
+    as given. `config` is the resolved configuration as plain data.
     """
 
     command: str
@@ -356,7 +356,7 @@ class Settings:
             raise ConfigError("goes with explain.run alone: there is no run to repeat", where="explain.apply")
 
     def _refuse_idle_keys(self) -> None:
-        """ConfigError for keys that say something and would change nothing."""
+        """Raise ConfigError for keys that are set and would change nothing."""
         search, aim = self.search, self.objective
         idle = {
             "strategy": (self.strategy is not None, "command=replay or explain", self.command in ("replay", "explain")),

@@ -231,8 +231,8 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
 class Holdout:
     """Hold samples that nothing is fitted to, by which steps of recovery are judged.
 
-    `compared`: what of the model is compared there: by its losses, or KL of its output where it has none. An objective
-    of the user's is in the result's metrics, too.
+    `compared`: the outputs compared there, by their losses, or by KL of the output if it has no losses. A user's
+    objective is in the result's metrics, too.
     """
 
     samples: Samples
@@ -243,8 +243,8 @@ class Holdout:
 class Searched:
     """Hold what a search leaves to recovery.
 
-    It is its strategy, what this has of integer weights already, and the statistics behind it (None: they are measured
-    where they are needed).
+    It is its strategy, the integer weights that this has already, and its statistics (None: they are measured where
+    they are needed).
     """
 
     strategy: Strategy

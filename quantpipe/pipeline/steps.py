@@ -35,7 +35,7 @@ from quantpipe.types import (
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What is known before the first stage: all of it is read and checked before anything is written."""
+    """Hold the inputs of the first stage: all of them are read and checked before anything is written."""
 
     replayed: SearchDecision | None
     aim: SearchContext | None
@@ -49,8 +49,8 @@ class Start:
 class Steps:
     """Run the stages of a run one by one.
 
-    `settings.stages` says which stages belong to the run; the results of the others are read from the folder.
-    `shipped` gives the options that are tried for a result that misses its objective.
+    `settings.stages` lists the stages of the run; the results of the others are read from the folder. `shipped` gives
+    the options that are tried for a result that misses its objective.
     """
 
     def __init__(self, job: RunContext, shipped: Callable[[], Shipped] = Shipped) -> None:
@@ -75,7 +75,7 @@ class Steps:
 
     @cached_property
     def annotated(self) -> tuple[Topology, ChoiceSpace]:
-        """Return what runs in integers, and what there is to choose."""
+        """Return the topology and the choice space."""
         _, job = self._start, self.job
         integer = sum(job.topology.node_conds.values())
         job.console.stage(
@@ -109,7 +109,7 @@ class Steps:
 
     @cached_property
     def _decided(self) -> Decided:
-        """What stays in float, before anything is searched."""
+        """Return the nodes that stay in float, decided before the search."""
         start, profile = self._start, self.profile
         assert start.aim is not None and profile is not None  # noqa: S101  (asked for where there is a search)
         if start.decided is None:
@@ -142,7 +142,7 @@ class Steps:
         return evaluate(self.realized, self.recovered, self.profile, seen, diagnose=self._diagnose)
 
     def _diagnose(self, report: RunReport) -> DiagnosisPart | None:
-        """What is wrong with the result; of a replay only where, since what would change it is another run's."""
+        """Return the diagnosis of the result; for a replay only its places, since a remedy would be another run's."""
         profile = self.profile if self.job.settings.command == "run" else None
         return diagnose(self.job, self.recovered, profile, report, shipped=self._shipped)
 
@@ -169,7 +169,7 @@ class Steps:
         return Start(replayed, aim, decided, known, loaded)
 
     def _judge_alone(self) -> None:
-        """A run that ends with the search still says whether its target is met."""
+        """Report whether the target is met in a run that ends with the search."""
         aim = self._start.aim
         if aim is not None:
             judged(self.job, self.found, aim.judging)

@@ -1,8 +1,8 @@
 """The strategy file: what was searched, keyed by names, so that it can be read, compared, edited and replayed.
 
-Format 1.0. `bits` by edge ("producer->consumer:port"); `thresholds` by tensor: a number T for [-T, T], {"low",
-"high"} for other ranges; for weights with scales per channel a list with one such entry per output channel. `structure`
-by choice: what its topology departs from the default in.
+Format 1.0. `bits` by edge ("producer->consumer:port"). `thresholds` by tensor: a number T for [-T, T], {"low", "high"}
+for other ranges; for weights with scales per channel a list with one such entry per output channel. `structure` by
+choice: differences of its topology from the default.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _range(r: Range) -> Any:
 
 
 def _weight(limits: NDArray[np.float64], per_channel: bool) -> Any:
-    """What stands in the file for thresholds `()`, `[C]` or ranges `[C, 2]`."""
+    """Return a file's entry for thresholds `()`, `[C]` or ranges `[C, 2]`."""
     found = np.asarray(limits, np.float64)
     if found.ndim < 2:
         return found.tolist()

@@ -1,4 +1,4 @@
-"""What the report says of tables of which rows are looked up: how they are stored, and what their numbers lost."""
+"""The report's part on look-up tables: how they are stored, and the errors of their numbers."""
 
 from __future__ import annotations
 

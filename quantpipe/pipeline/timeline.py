@@ -1,4 +1,4 @@
-"""How long each stage of a run takes, and what memory it leaves held: noted beside what the console is told."""
+"""Record the duration and the final memory of each stage, in addition to the console's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Timed:
         self._rows: list[TimelineRow] = []
 
     def stage(self, name: str, note: str = "") -> None:
-        """Tell that a stage begins; one that says more of itself goes on."""
+        """Report that a stage begins; a stage with a phase of its own continues."""
         if not self._rows or self._rows[-1]["stage"] != name:
             self._close()
             start = time.perf_counter() - self._began

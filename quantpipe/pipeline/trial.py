@@ -66,7 +66,7 @@ def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
 
 
 def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
-    """Whether another model is forced upon it."""
+    """Check the origin; return whether the user forces another model."""
     settings = job.settings
     here = {key: digest_json(part(settings, key)) for key in ANNOTATE} | {
         "threshold": settings.estimation,

@@ -1,4 +1,4 @@
-"""What commands on finished runs are asked for: which runs, which dump, which vectors."""
+"""Settings of commands on finished runs: the runs, the dump, the vectors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OF_DUMPS = ("compare", "identify")
 class VectorSettings:
     """State which vectors are exported.
 
-    `samples`: how many of the evaluate split. `hex_samples`: how many of them stand in hex files, too. `probes`:
-    whether op-level probes are written.
+    `samples`: how many of the evaluate split. `hex_samples`: how many of them are in hex files, too. `probes`: whether
+    op-level probes are written.
     """
 
     samples: int = 4

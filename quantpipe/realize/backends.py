@@ -1,4 +1,4 @@
-"""The output forms by name: our own, then those of installed plug-in packages."""
+"""List the output forms by name: our own, then those that installed plug-in packages add."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE: Mapping[str, Callable[[], Dialect]] = {"qdq": partial(Qdq, here=True)}
 
 
 class _Backends(Mapping[str, Callable[[], Dialect]]):
-    """Our own forms and those of plug-in packages, as one mapping."""
+    """Combine our own forms and the forms of plug-in packages into one mapping."""
 
     def __getitem__(self, name: str) -> Callable[[], Dialect]:
         return OWN[name] if name in OWN else extend.forms()[name]

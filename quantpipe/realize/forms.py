@@ -1,4 +1,4 @@
-"""Which forms of the integer model there are, and which of them a device's arithmetic can be said in."""
+"""List the forms of the integer model, and find those that can express a device's arithmetic."""
 
 from __future__ import annotations
 

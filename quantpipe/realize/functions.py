@@ -1,4 +1,4 @@
-"""How the realized forms write tables, products of two activations and transposed convolutions."""
+"""Write tables, products of two activations and transposed convolutions in the realized forms."""
 
 from __future__ import annotations
 

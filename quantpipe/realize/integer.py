@@ -1,8 +1,8 @@
 """Write the integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts.
 
-It is what an accelerator without a multiplier behind its array (VTA) can do, op by op. Hardware with float multipliers
-gets Mul and Round in float32 in place of the shift, hardware with fixed-point ones a multiplication in int64
-(`lowering/integers.py` says how ONNX shifts signed integers).
+It shows op by op the arithmetic of an accelerator without a multiplier after its array (VTA). Hardware with float
+multipliers gets Mul and Round in float32 instead of the shift, hardware with fixed-point ones a multiplication in int64
+(`lowering/integers.py` shows how ONNX shifts signed integers).
 """
 
 from __future__ import annotations

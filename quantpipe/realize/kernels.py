@@ -75,7 +75,7 @@ def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Mod
 def slow_warning(lacking: Sequence[WithoutKernel]) -> str | None:
     """Return a warning where a form that is meant to be fast has products in no integer kernel, or in a slow one.
 
-    The result is None where it has none.
+    The result is None if every node has a kernel.
     """
     products = [e for e in lacking if OP_RULES[e.op].family is Family.ACCUMULATE]
     slow = [(e, r) for e in products for r in e.reasons if r.kind is ReasonKind.SLOW]
@@ -168,7 +168,7 @@ def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
 
 
 def _narrowing(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
-    """Requantization that is no float32 product with halves to even."""
+    """Return nodes whose requantization is no float32 product with ties to even."""
     output = getattr(plan.kernels[kernel.node], "output", None)
     if form == INTEGER and isinstance(output, Requantize) and not output.is_kernel_arithmetic:
         yield f"requantized by {output.kind}, {output.rounding}: written in integer arithmetic"

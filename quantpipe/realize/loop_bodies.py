@@ -1,4 +1,4 @@
-"""What a body of a loop holds in the realized forms: products of stored states, and states that steps hand on."""
+"""Write the body of a loop in the realized forms: products of stored states, and states passed between steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXACT = 1 << 24
 def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
     """Write the product of a loop's state by an integer weight: MatMulInteger on its stored integers.
 
-    onnxruntime multiplies no 16-bit integers; there are whole numbers in float32, or float64 where sums need it.
+    onnxruntime multiplies no 16-bit integers; they become integral values in float32, or float64 where sums need it.
     """
     q, product = step.quantizer, step.product
     weight, grid = context.plan.weights[product.weight], form.grid(context, q)
@@ -42,7 +42,7 @@ def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
 
 
 def store_state(form: Stored, context: Context, state: CarriedState) -> ir.Value:
-    """Write what a step hands on: QuantizeLinear and DequantizeLinear.
+    """Write the state that a step passes to the next one: QuantizeLinear and DequantizeLinear.
 
     Where fewer integers are legal than the type has, they are bounded in int32: runtimes clip no int16.
     """
@@ -80,7 +80,7 @@ def _whole_product(
 def _bounded(
     form: Stored, context: Context, step: StepBody, value: ir.Value, *, dtype: np.dtype[Any], bounds: tuple[int, int]
 ) -> ir.Value:
-    """A state between its least and its greatest integer."""
+    """Write a state clipped to its smallest and largest integer."""
     name = f"{step.quantizer.tensor}_state"
     ends = [form.constant(context, f"{name}_{side}", np.asarray(bound, dtype)) for side, bound in
             zip(("low", "high"), bounds, strict=True)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Write onnxruntime's MatMulNBits: dense layers of real numbers by packed integer weights in blocks.
+"""Write onnxruntime's MatMulNBits: float dense layers by packed integer weights in blocks.
 
 All else is as in the Q/DQ form. The op computes in float32 (accuracy level 1), whatever a session is asked for.
 """
@@ -31,7 +31,7 @@ class MatMulNBits(Qdq):
     name = "matmul_nbits"
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return what the Q/DQ form needs, but for weights in blocks only where something else than this op has one."""
+        """Return the options of the Q/DQ form; options for block weights only if another op has such weights."""
         options = super().session_options(context)
         weights = (context.plan.weights[k.weight or ""] for k in context.topology.weighted)
         if any(w.values.ndim != 2 for w in weights):

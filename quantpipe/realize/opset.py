@@ -1,8 +1,8 @@
-"""Give a written model the least opset that its nodes need.
+"""Give a written model the lowest opset that its nodes need.
 
-A definition of an op holds from its `since_version` to the next one, so a model may name any opset from the greatest
-`since_version` of its nodes on. Where a later definition differs from the one before it in nothing but the types that
-it allows, and in attributes and inputs that it adds, and the node has none of the added ones, the earlier one will do.
+A definition of an op is valid from its `since_version` to the next one, so a model may name any opset from the highest
+`since_version` of its nodes on. A later definition may differ from the one before it only in allowed types and in added
+attributes and inputs. If the node has none of the added ones, the earlier definition is sufficient.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ LIKE: Mapping[str, int] = {
 
 
 def with_least_opset(model: ir.Model, *, kernels: Collection[str] = ()) -> ir.Model:
-    """Return the model with the least opset of ONNX's own that its nodes need; itself, changed in place.
+    """Return the model with the lowest opset of ONNX's own that its nodes need; itself, changed in place.
 
-    A node that ONNX does not define keeps the model's, as do ops of packages, whose functions are written in it, and
-    models whose weights lie in files, which are not read for this. `kernels`: more domains whose ops are no functions.
+    The model's opset stays for a node that ONNX does not define, for ops of packages, whose functions are written in
+    it, and for external weights, which are not read for this. `kernels`: more domains whose ops are no functions.
     """
     given = model.graph.opset_imports.get("")
     if given is None or any(node.domain not in (*KNOWN, *kernels) for node in model.graph.all_nodes()):
@@ -100,7 +100,7 @@ def _least(node: ir.Node, opset: int, kinds: Mapping[str, str]) -> int | None:
 
 
 def _says(earlier: onnx.defs.OpSchema, later: onnx.defs.OpSchema, node: ir.Node) -> bool:
-    """Whether a node means the same by an earlier definition, types apart."""
+    """Return whether a node means the same by an earlier definition, types apart."""
     for (op, name), (since, values) in VALUES.items():
         crossed = op == node.op_type and later.since_version >= since > earlier.since_version
         if crossed and name in node.attributes and node.attributes[name].as_string() in values:
@@ -112,7 +112,7 @@ def _says(earlier: onnx.defs.OpSchema, later: onnx.defs.OpSchema, node: ir.Node)
 
 
 def _parts(schema: onnx.defs.OpSchema) -> dict[str, object]:
-    """What of a definition is more than types, by name: attributes with their defaults, inputs and outputs in order."""
+    """Return the parts of a definition other than types, by name: attributes with defaults, ports in order."""
     found: dict[str, object] = {
         name: (str(a.type), a.required, str(getattr(a.default_value, "SerializeToString", bytes)()))
         for name, a in schema.attributes.items()
@@ -132,7 +132,7 @@ def _read(schema: onnx.defs.OpSchema, node: ir.Node) -> Iterator[str]:
 
 
 def _allows(schema: onnx.defs.OpSchema, node: ir.Node, kinds: Mapping[str, str]) -> bool:
-    """Whether a definition takes the types that a node reads and makes; unknown ones it does not."""
+    """Return whether a definition takes the types that a node reads and makes; unknown ones are not accepted."""
     for ports, values in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
         for port, value in zip(_repeated(ports), values, strict=False):
             if value is not None and value.name and kinds.get(value.name) not in port.types:

@@ -1,4 +1,4 @@
-"""What a format that is not ONNX has to offer: files written from the plan, and a `Runner` that executes them.
+"""The protocol of a format that is not ONNX: files written from the plan, and a `Runner` that executes them.
 
 So every form is compared with the simulated model by the same integers.
 """
@@ -26,9 +26,9 @@ class WrittenForm:
 
     Attributes:
         files: Name in the folder `realize` -> content; the first one is the model.
-        facts: What is to be told of it, such as bytes of memory, for the report.
+        facts: Entries for the report, such as bytes of memory.
         howto: How the files are used: Markdown, for SHIP.md.
-        inexact: Why they do not compute what the plan says; None where they do.
+        inexact: Why they do not compute the plan's integers; None where they do.
     """
 
     files: Mapping[str, bytes] = field(repr=False)
@@ -82,5 +82,5 @@ class FileForm(Protocol):
         ...
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
-        """Return what executes the files in a folder."""
+        """Return a runner of the files in a folder."""
         ...

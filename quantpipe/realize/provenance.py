@@ -30,7 +30,7 @@ class Provenance:
         strategy: Digest of the strategy's numbers, recovered weights included.
         hardware: Name of the hardware file.
         hardware_digest: Digest of its content.
-        preprocessing: What makes a model's input of a raw sample; empty where the data set has none.
+        preprocessing: The steps from a raw sample to a model's input; empty where the data set has none.
         class_names: Names of the classes, by index; empty where they are not known.
     """
 
@@ -64,7 +64,7 @@ class Provenance:
 
 
 def port_numbers(port: TensorInfo, plan: QuantPlan) -> dict[str, Any]:
-    """Return what the integers of an input or output mean: real = scale · (q - zero_point).
+    """Return the meaning of an input's or output's integers: real = scale · (q - zero_point).
 
     An output that leaves as an accumulator has its scale alone, of each channel where there are several; a port that is
     real everywhere has neither.

@@ -31,8 +31,8 @@ class Qdq(Stored):
     """Write the QDQ form, which needs float multipliers: the fused kernels requantize in float32.
 
     Attributes:
-        here: The file is for onnxruntime alone, so ops that it would not fuse stand on the integers themselves. Other
-            tools look for real ops between the two and load no such file.
+        here: The file is for onnxruntime alone, so ops that it would not fuse work on the integers themselves. Other
+            tools expect float ops between the two and load no such file.
     """
 
     name = "qdq"
@@ -158,7 +158,7 @@ class Qdq(Stored):
         return self.store(context, real, q, output.low, high=output.high)
 
     def _real(self, context: Context, tensor: str) -> ir.Value:
-        """A data operand behind DequantizeLinear, also where the tensor exists as a constant or in float already."""
+        """Return a data operand after DequantizeLinear, also for a constant or a tensor that is float already."""
         if context.is_stored(tensor) and not fr.must_stay_real(context, tensor):
             return context.get(tensor, Form.FLOAT)
         if tensor not in self._entered:

@@ -49,7 +49,7 @@ class QOperator(Stored):
         raise no_accumulators(tensor)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Return the value as it is: QGemm without an output scale gives real numbers."""
+        """Return the value as it is: QGemm without an output scale returns floats."""
         return value  # QGemm without an output scale gives real numbers
 
     def _conv(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -182,7 +182,7 @@ class QOperator(Stored):
 
     @staticmethod
     def _tight(q: Quantizer, output: Requantize) -> bool:
-        """Whether the bounds are tighter than the storage, so that the kernel's own saturation is not enough."""
+        """Return whether the bounds are tighter than the storage, so that the kernel's own saturation is not enough."""
         return output.low > q.dtype.qmin or output.high < q.dtype.qmax
 
     def _stored(self, context: Context, tensor: str) -> tuple[ir.Value, ir.Value, ir.Value]:

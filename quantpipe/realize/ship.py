@@ -14,7 +14,7 @@ from quantpipe.types import QuantPlan, TensorInfo
 
 @dataclass(frozen=True)
 class Shipped:
-    """Hold what SHIP.md says of one form.
+    """Hold one form's content for SHIP.md.
 
     Attributes:
         form: Its name.

@@ -1,4 +1,4 @@
-"""Python expressions that make one sample of a model's inputs, for the code in SHIP.md: zeros stand for a raw one."""
+"""Python expressions that make one sample of a model's inputs, for the code in SHIP.md, with zeros as raw values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def real(port: TensorInfo, graph: Graph, given: Mapping[str, Any]) -> str:
 
 
 def stored(port: TensorInfo, graph: Graph, given: Mapping[str, Any], plan: QuantPlan) -> str:
-    """Return an expression for the integers of one prepared sample; for its real values where it has none."""
+    """Return an expression for the integers of one prepared sample; for its real values if it has no integers."""
     expression, q = real(port, graph, given), plan.quantizers.get(port.name)
     if q is None:
         return expression
@@ -45,7 +45,7 @@ def stored(port: TensorInfo, graph: Graph, given: Mapping[str, Any], plan: Quant
 
 
 def _array(values: Sequence[Any], behind: int) -> str:
-    """Numbers per channel as they broadcast in front of `behind` further axes."""
+    """Return numbers per channel, shaped to broadcast before `behind` further axes."""
     found = [float(v) for v in values]
     if len(set(found)) == 1:
         return f"{found[0]:.17g}"

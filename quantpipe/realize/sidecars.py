@@ -1,7 +1,7 @@
-"""Write the scales of a plan as the files that other tools take beside a float model.
+"""Write the scales of a plan as the files that other tools read together with a float model.
 
-`model.float.onnx` is the model that all names refer to: the cleaned float model, whose weights and biases already lie
-on the plan's grid, so that a tool that rounds them to the nearest gets the plan's own integers (recovered ones, too).
+`model.float.onnx` is the model that all names refer to. It is the cleaned float model, whose weights and biases are
+already on the plan's grid. A tool that rounds them to the nearest gets the plan's own integers (recovered ones, too).
 
 * `tensorrt.cache`: TensorRT's calibration cache, for its implicit quantization. A line per tensor: its name and its
   scale, the 32 bits of a float in hexadecimal, highest first. It holds symmetric int8 only.

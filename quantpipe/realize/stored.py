@@ -1,4 +1,4 @@
-"""What the realized forms share: tensors are stored in integers, quantized at the entry and dequantized at the exit."""
+"""The base of the realized forms: stored integers, quantized at the inputs and dequantized at the outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stored:
 
     @property
     def inexact(self) -> str | None:
-        """Return None: what the form cannot say exactly it refuses."""
+        """Return None: the form rejects plans that it cannot express exactly."""
         return None
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
@@ -172,9 +172,9 @@ class Stored:
     def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
         """Write integer weights; `values`: the same weights in another layout.
 
-        Four bits are stored as such, two to the byte, and cast to a byte each, which the runtime does once at load: its
-        integer kernels read no int4, and a DequantizeLinear of int4 would leave the convolution behind it in float.
-        Weights that lie in a file stay there, a byte each.
+        Four bits are stored as such, two to the byte, and cast to a byte each, which the runtime does once at load. Its
+        integer kernels read no int4, and a DequantizeLinear of int4 would leave the convolution after it in float.
+        Weights in a file stay there, a byte each.
         """
         array = weight.values if values is None else values
         if weight.block is not None and (turned := is_turned(array, weight)) is not None:
@@ -216,7 +216,7 @@ class Stored:
         return self._packed[key]
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write a node that multiplies real numbers by an integer weight: the float op behind DequantizeLinear."""
+        """Write a node that multiplies floats by an integer weight: the float op after DequantizeLinear."""
         inputs = [self.real_weight(context, t) if t == kernel.weight else context.real(t) for t in node.inputs]
         return context.builder.copy(node, inputs)[0]
 
@@ -225,7 +225,7 @@ class Stored:
         return multiply_state(self, context, step)
 
     def store_state(self, context: Context, state: CarriedState) -> ir.Value:
-        """Write what a step of a loop hands on."""
+        """Write the state that a step of a loop passes to the next one."""
         return store_state(self, context, state)
 
     def real_weight(self, context: Context, tensor: str) -> ir.Value:
@@ -310,7 +310,7 @@ def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) ->
 
 
 def no_accumulators(where: str) -> HardwareError:
-    """Return what a form that cannot express accumulators between ops says of one."""
+    """Return the message of a form that cannot express accumulators between ops."""
     return HardwareError(
         "this hardware hands accumulators from op to op, which the qdq and qoperator forms cannot express; "
         "use realize=integer",

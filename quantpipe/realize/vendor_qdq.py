@@ -1,10 +1,10 @@
 """Write Q/DQ as the tools of other devices load it: real ops between DequantizeLinear and QuantizeLinear, nothing else.
 
 Such a tool makes integer kernels of what stands between the two, by its own rules. So there are no integer nodes at
-all: clamps are real ones in front of QuantizeLinear, averages are the pools that they were, biases are real numbers
-(the values of the plan's integers), 16-bit tensors have Q/DQ of 16 bits (opset 21), and an addition that is fused with
-a convolution reads its result as it is, without Q/DQ in between (TensorRT calls that explicit quantization).
-onnxruntime runs what it cannot fuse in float32; where this is not what the plan says, `inexact` tells.
+all: clamps are float ones before QuantizeLinear, averages are the original pools, biases are floats (the values of the
+plan's integers). 16-bit tensors have Q/DQ of 16 bits (opset 21). An addition that is fused with a convolution reads its
+result as it is, without Q/DQ in between (TensorRT calls that explicit quantization). onnxruntime runs nodes that it
+cannot fuse in float32; where this differs from the plan, `inexact` names the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class VendorQdq(Qdq):
 
     @property
     def inexact(self) -> str | None:
-        """Return why onnxruntime's own run of the file is not what the plan says; None where it is."""
+        """Return why onnxruntime's own run of the file differs from the plan; None if it does not."""
         told = []
         for reason, nodes in self._reasons.items():
             more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
@@ -52,11 +52,11 @@ class VendorQdq(Qdq):
         return "; ".join(told) or None
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return what exact sums need where onnxruntime runs the file, which is for other tools."""
+        """Return the options for exact sums where onnxruntime runs the file, which is for other tools."""
         return {k: v for k, v in super().session_options(context).items() if k in EXACT_PAIRS}
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Write QuantizeLinear behind a result that is also read as it is."""
+        """Write QuantizeLinear after a result that is also read as it is."""
         self._remember("an accumulator is narrowed in float32", tensor)
         q = context.plan.quantizers[tensor]
         return self.store(context, value, q, q.qmin, high=q.qmax)
@@ -138,7 +138,7 @@ class VendorQdq(Qdq):
         return self.store(context, real, q, q.qmin if low is None else low, high=q.qmax if high is None else high)
 
     def _clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write a Relu or Clip that no producer swallowed, on real numbers."""
+        """Write a Relu or Clip that is not fused into a producer, on floats."""
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Move)  # noqa: S101
         operand = kernel.operands[0]

@@ -1,4 +1,4 @@
-"""What the report says of onnxruntime's own quantization of the same model."""
+"""Types of the report's part on onnxruntime's own quantization of the same model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TypedDict
 
 
 class BaselineRow(TypedDict):
-    """One of onnxruntime's own forms, at the output where the result is most behind it, or least ahead.
+    """One of onnxruntime's own forms, at the output with the largest deficit of the result, or its smallest lead.
 
     `output`, `sqnr_db`, `own_db`, `gap_db`, `least_gap_db`: None where nothing could be compared, or the form is slower
-    than the result; `failed` says why, if the tool did. The gaps are the greatest and the least over all outputs, of
-    which those that are near enough count as equal at most. `latency`: this form over the result, at batch 1; `faster`:
-    that is certain.
+    than the result; `failed` is the reason, if the tool failed. The gaps are the maximum and the minimum over all
+    outputs; outputs that are near enough count as equal at most. `latency`: this form over the result, at batch 1;
+    `faster`: that is certain.
     """
 
     form: str
@@ -26,7 +26,7 @@ class BaselineRow(TypedDict):
 
 
 class BaselinePart(TypedDict):
-    """The result beside onnxruntime's own quantization of the same model, on some of the samples."""
+    """The result compared with onnxruntime's own quantization of the same model, on some of the samples."""
 
     samples: int
     rows: list[BaselineRow]

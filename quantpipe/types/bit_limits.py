@@ -1,4 +1,4 @@
-"""Which quantized weights and activations a device takes: symmetry, granularity, and how many bits."""
+"""The quantized weights and activations that a device takes: symmetry, granularity, and number of bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quantpipe.types.schema import Blocks, Granularity
 
 
 class Raised:
-    """What both have: bits by default, and those that may be raised to."""
+    """Hold what both have: the default bits, and the bits to which they may be raised."""
 
     bits: int
     raise_to: int

@@ -45,13 +45,13 @@ def choice_key(kind: ChoiceKind, subject: str) -> str:
 
 
 def read_key(key: str) -> ChoiceKey | None:
-    """Return what a key says; None where it is the key of no kind of choice."""
+    """Return the kind and subject of a key; None for a key of no kind of choice."""
     word, colon, subject = key.partition(":")
     kind = _KINDS.get(word)
     return ChoiceKey(kind, subject) if colon and kind is not None else None
 
 
 def is_structural(key: str) -> bool:
-    """Return whether a key is that of a choice that changes what the graph is."""
+    """Return whether the choice of a key changes the graph."""
     read = read_key(key)
     return read is not None and read.kind in STRUCTURAL

@@ -21,8 +21,8 @@ class Choice:
     """Describe one decision; index 0 of `options` is where a search starts.
 
     `key` is unique and readable (`bits:conv1.weight`); `edges` are the graph edges that share the decision. `graded`:
-    each option is coarser and no dearer than the one before it (bits are; threshold steps are not, nor is `float`
-    behind `integer`).
+    each option is coarser and no dearer than the one before it. This is so for bits, but not for threshold steps, nor
+    for `float` after `integer`.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Choice:
 
     @property
     def subject(self) -> str:
-        """Return what the choice is about: the name of a tensor, a weight or a node."""
+        """Return the subject of the choice: the name of a tensor, a weight or a node."""
         read = read_key(self.key)
         return self.key if read is None else read.subject
 
@@ -81,7 +81,7 @@ class ChoiceSpace:
         return tuple(0 for _ in self.choices)
 
     def extended(self, more: tuple[Choice, ...] | list[Choice]) -> ChoiceSpace:
-        """Return the space with further choices behind its own; what it begins with has their first options."""
+        """Return the space with further choices after its own; its starting point has their first options."""
         ends = (0,) * len(more)
         return ChoiceSpace((*self.choices, *more), tuple((*point, *ends) for point in self.begin))
 

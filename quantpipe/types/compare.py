@@ -1,4 +1,4 @@
-"""What compare.json holds, as types. docs/artifacts.md says what every key means."""
+"""Types of compare.json. docs/artifacts.md describes every key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DifferenceRow(TypedDict):
 
 
 class PairedRow(TypedDict):
-    """A run beside the best one, on the same samples.
+    """A run compared with the best one, on the same samples.
 
     `only_best` and `only_this`: samples that one of them alone has right (null without labels). `difference`: of the
     accuracy, or of the mean loss without labels, this run's less the best one's, with its 95 % interval `low`, `high`.
@@ -45,7 +45,7 @@ class PairedRow(TypedDict):
 
 
 class CompareReport(TypedDict):
-    """How runs differ. `best`: the label of the run that is taken for the best, `null` where that cannot be said."""
+    """How runs differ. `best`: the label of the best run, `null` where that is undecided."""
 
     version: str
     runs: list[ComparedRun]

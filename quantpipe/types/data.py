@@ -17,8 +17,8 @@ Outputs = NDArray[Any] | tuple[NDArray[Any], ...]
 class TensorInfo:
     """Describe a model port: name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name.
 
-    `given` is the half-precision type that the user's file gives a port which is float32 here: the values that go
-    through it are rounded to that type, and held in float32.
+    `given` is the half-precision type that the user's file gives a port which is float32 here. Values of the port are
+    rounded to that type, and held in float32.
     """
 
     name: str

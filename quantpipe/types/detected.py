@@ -1,4 +1,4 @@
-"""What a report says of a detector."""
+"""Types of the report's part on a detector."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class DetectionsPart(TypedDict):
-    """Where a detector's boxes are, and what the float model finds on the evaluation samples.
+    """The layout of a detector's boxes, and the float model's detections on the evaluation samples.
 
     `note`: what is to be known of that; `labelled`: objects by the labels, null without.
     """

@@ -24,7 +24,7 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        """Return whether the type holds real numbers."""
+        """Return whether it is a float type."""
         return self is DType.FLOAT32
 
     @property
@@ -39,12 +39,12 @@ class DType(StrEnum):
 
     @property
     def qmin(self) -> int:
-        """Return the least value the storage holds."""
+        """Return the minimum value of the storage type."""
         return -(1 << (self.bits - 1)) if self.signed else 0
 
     @property
     def qmax(self) -> int:
-        """Return the greatest value the storage holds."""
+        """Return the maximum value of the storage type."""
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     @property

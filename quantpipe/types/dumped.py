@@ -1,4 +1,4 @@
-"""What a comparison of a dump with a plan holds, as types. docs/conformance.md says what every key means."""
+"""Types of the comparison of a dump with a plan. docs/conformance.md describes every key."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TypedDict
 
 
 class ExplanationRow(TypedDict):
-    """What would give what a device gave: a field of the hardware file, or a mistake.
+    """An explanation of the device's numbers: a field of the hardware file, or a mistake.
 
-    `left`: elements that differ still. `change`: the fields of the hardware file that say so; null for a mistake.
+    `left`: elements that differ still. `change`: the corresponding fields of the hardware file; null for a mistake.
     """
 
     field: str
@@ -21,8 +21,8 @@ class DumpedRow(TypedDict):
     """One tensor of a dump.
 
     `histogram`: difference in units of the last place -> elements. `where`: the first element that differs.
-    `differing_own`: elements that differ from what the kernel gives on the device's own operands (null where it was
-    not asked for: nothing differs before it, nor in it; or the kernel cannot be repeated).
+    `differing_own`: elements that differ from the kernel's result on the device's own operands. It is null where it was
+    not computed: nothing differs before it, nor in it, or the kernel cannot be repeated.
     """
 
     tensor: str
@@ -63,7 +63,7 @@ class DumpReport(TypedDict):
 
 
 class IdentifiedField(TypedDict):
-    """What the probes leave of a field of the hardware file, whose own value is `own`.
+    """The values of a hardware file's field that the probes leave; `own` is the file's value.
 
     `state`: `found` (one value is left), `ambiguous` (several), `not tested` (no dump depends on it). `tested_by`:
     probes with a dump that depend on it. `would_decide`: probes without a dump on which the values that are left give
@@ -79,7 +79,7 @@ class IdentifiedField(TypedDict):
 
 
 class IdentifyReport(TypedDict):
-    """What dumps of the probes say of a device. `unexplained`: probes that no combination of values explains."""
+    """The device's fields by the dumps of the probes. `unexplained`: probes that no combination of values explains."""
 
     version: str
     run: str

@@ -1,4 +1,4 @@
-"""What explain.json holds, as types. docs/artifacts.md says what every key means."""
+"""Types of explain.json. docs/artifacts.md describes every key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MomentsRow(TypedDict):
 
 
 class AloneRow(TypedDict):
-    """What an output of the float model loses, where nothing but one tensor is quantized: its SQNR in dB."""
+    """The loss of an output of the float model, where only one tensor is quantized: its SQNR in dB."""
 
     output: str
     sqnr_db: float | None
@@ -48,7 +48,7 @@ class ChannelRow(TypedDict):
 
 
 class CauseRow(TypedDict):
-    """What a stored tensor, a weight or a bias costs."""
+    """The cost of a stored tensor, a weight or a bias."""
 
     tensor: str
     kind: CauseKind
@@ -73,7 +73,7 @@ class CauseRow(TypedDict):
 
 
 class AccumulatorRow(TypedDict):
-    """How far a sum of products comes: its static bound, and that and the greatest bias as shares of what it holds."""
+    """The size of a sum of products: its static bound, and the accumulator's shares of it and of the largest bias."""
 
     node: str
     tensor: str
@@ -85,7 +85,7 @@ class AccumulatorRow(TypedDict):
 
 
 class AdviceRow(TypedDict):
-    """What a change of the configuration gains and costs, measured."""
+    """The measured gain and cost of a change of the configuration."""
 
     role: str
     members: list[str]
@@ -109,7 +109,7 @@ class UnmeasuredRow(TypedDict):
 
 
 class DiagnosisPart(TypedDict):
-    """The section of a report whose result misses: why it does, what costs most, and what would mend it.
+    """The section of a report whose result misses: the reason, the largest losses, and their remedies.
 
     Attributes:
         why: What is missed, in sentences.

@@ -1,4 +1,4 @@
-"""What the figures of a report are drawn from: evaluate/figures.json, as types. docs/artifacts.md says more."""
+"""Types of evaluate/figures.json, the data of a report's figures. docs/artifacts.md has more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GraphFigure(TypedDict):
 
 
 class HistogramFigure(TypedDict):
-    """What calibration saw of a tensor: counts of equal bins over [low, high], and the range and codes it got."""
+    """Calibration statistics of a tensor: counts of equal bins over [low, high], and the range and codes it got."""
 
     tensor: str
     bits: int
@@ -36,7 +36,7 @@ class HistogramFigure(TypedDict):
 
 
 class ConfusionFigure(TypedDict):
-    """How often the float model says the class of a row and the realized model that of a column."""
+    """How often the float model gives the class of a row and the realized model the class of a column."""
 
     classes: list[int]
     counts: list[list[int]]
@@ -71,7 +71,7 @@ class StageErrors(TypedDict):
 
 
 class Figures(TypedDict):
-    """All of them. `shares`: of the device's cycles, that of the kernel which makes a stored tensor, 0 to 1."""
+    """Hold all figures. `shares`: the share of the device's cycles of the kernel that makes a stored tensor, 0 to 1."""
 
     graph: GraphFigure
     histograms: list[HistogramFigure]

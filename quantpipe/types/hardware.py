@@ -46,7 +46,7 @@ class RequantizeKind(StrEnum):
 class Rounding(StrEnum):
     """Name how a fraction becomes an integer.
 
-    Halves go to the even neighbour, up, or away from zero; `floor` does not round.
+    Ties go to the even neighbour, up, or away from zero; `floor` does not round.
     """
 
     HALF_EVEN = "half_even"
@@ -58,9 +58,9 @@ class Rounding(StrEnum):
 class FixedRounding(StrEnum):
     """Name how often a fixed-point product is rounded.
 
-    `double` (gemmlowp) rounds after the multiplication and again after the shift; `single` rounds once, halves up;
-    `single_away` once, halves away from zero. `common_shift` is a way of additions alone: their operands are multiplied
-    by whole numbers, added, and shifted right once, halves up.
+    `double` (gemmlowp) rounds after the multiplication and again after the shift; `single` rounds once, ties up;
+    `single_away` once, ties away from zero. `common_shift` is for additions alone: their operands are multiplied by
+    integers, added, and shifted right once, ties up.
     """
 
     DOUBLE = "double"
@@ -70,7 +70,7 @@ class FixedRounding(StrEnum):
 
 
 class FunctionKind(StrEnum):
-    """Name how a device forms a function of real numbers from integers (docs/numerics.md, functions).
+    """Name how a device computes a real function from integers (docs/numerics.md, functions).
 
     `table`: an entry for each code of 8 bits; of 16 bits 513 entries with a straight line between two of them.
     `polynomial`: second-order polynomials in integers (I-BERT). `shift`: powers of two by shifts (I-ViT). `tflite`: as
@@ -94,7 +94,7 @@ class AddInputs(StrEnum):
     """Name the operands of an element-wise addition that are quantized.
 
     `both`: both operands. `residual_only`: the one that does not come straight from a convolution or dense layer; the
-    other one hands on its accumulator. `none`: neither, the addition runs in float.
+    other one is an accumulator. `none`: neither, the addition runs in float.
     """
 
     BOTH = "both"
@@ -149,7 +149,7 @@ class FloatOn(StrEnum):
 
 
 class Overflow(StrEnum):
-    """Name what an accumulator does with sums that it cannot hold; `never`: plans that could reach it are refused."""
+    """Name how an accumulator treats sums that it cannot hold; `never`: plans that could reach it are rejected."""
 
     WRAP = "wrap"
     SATURATE = "saturate"
@@ -178,7 +178,7 @@ class RequantizeSpec:
 
     @property
     def is_kernel_arithmetic(self) -> bool:
-        """Return whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
+        """Return whether onnxruntime's own kernels narrow like this: a float32 product, ties to even."""
         plain = self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
         return plain and self.zero_first is None
 
@@ -216,7 +216,7 @@ class OpSignature:
 
     @property
     def is_weight_only(self) -> bool:
-        """Return whether real numbers are multiplied by integer weights."""
+        """Return whether floats are multiplied by integer weights."""
         return self.inputs[0].is_float and not self.inputs[-1].is_float
 
     def input(self, port: int) -> DType:
@@ -262,12 +262,12 @@ class Accumulator:
 
     @property
     def qmin(self) -> int:
-        """Return the least sum that is held."""
+        """Return the smallest sum that is held."""
         return -(1 << (self.width - 1))
 
     @property
     def qmax(self) -> int:
-        """Return the greatest sum that is held."""
+        """Return the largest sum that is held."""
         return (1 << (self.width - 1)) - 1
 
     @property
@@ -350,7 +350,7 @@ class HardwareSpec:
 
     @property
     def declared(self) -> Mapping[str, tuple[OpSignature, ...]]:
-        """Return the signatures of each op, those that it has inside kernels behind its own."""
+        """Return the signatures of each op, with its signatures inside kernels last."""
         found = dict(self.ops)
         for kernel in self.kernels:
             for ways in kernel.signatures.values():
@@ -359,12 +359,12 @@ class HardwareSpec:
         return found
 
     def signatures_of(self, node: str, op: str) -> tuple[OpSignature, ...]:
-        """Return the ways to run a node: those of the kernel that it lies in, else those of its op."""
+        """Return the ways to run a node: the ways of its kernel, else the ways of its op."""
         return self.placed[node] if node in self.placed else self.ops.get(op, ())
 
     @property
     def requantizations(self) -> tuple[RequantizeSpec, ...]:
-        """Return every way in which some kernel narrows an accumulator: the device's first, then those of kernels."""
+        """Return every way in which some kernel narrows an accumulator: the device's first, then the kernels' own."""
         own = (s.requantize for signatures in self.declared.values() for s in signatures if s.requantize is not None)
         return tuple(dict.fromkeys((self.requantize, *own)))
 

@@ -1,4 +1,4 @@
-"""What a model that is quantized already gives: grids of tensors, integer weights, and what of them is kept."""
+"""The import of a model that is quantized already: grids of tensors, integer weights, and the kept parts of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quantpipe.types.dtype import DType
 class Keep(StrEnum):
     """Name what of a quantized model is kept.
 
-    `all`: scales and integer weights. `scales`: scales, zero points and types of tensors and weights; recovery may
-    move the integers of weights. `weights`: integer weights with their scales; tensors are calibrated and searched.
-    `none`: nothing but the float model behind the file.
+    `all`: scales and integer weights. `scales`: scales, zero points and types of tensors and weights; recovery may move
+    the integers of weights. `weights`: integer weights with their scales; tensors are calibrated and searched. `none`:
+    only the float model of the file.
     """
 
     ALL = "all"
@@ -45,7 +45,7 @@ class Keep(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Say which real numbers the integers of a tensor stand for: real = scale · (q - zero), low <= q <= high.
+    """State which real values a tensor's integers represent: real = scale · (q - zero), low <= q <= high.
 
     `scale`: float32, `()`, or `[C]` along `axis`. `zero`: int64 in the same shape.
     """
@@ -59,7 +59,7 @@ class Grid:
 
     @property
     def bits(self) -> int:
-        """Return the least number of bits that holds all its integers, the sign bit included."""
+        """Return the minimum number of bits that holds all its integers, the sign bit included."""
         if self.low >= 0:
             return max(2, self.high.bit_length())
         return max(2, max(self.high, -self.low - 1).bit_length() + 1)
@@ -70,7 +70,7 @@ class Grid:
         return self.scale.ndim == 0
 
     def same(self, other: Grid) -> bool:
-        """Return whether two grids give the same integers the same real numbers."""
+        """Return whether two grids give the same integers the same real values."""
         return (
             self.scale.shape == other.scale.shape
             and bool(np.array_equal(self.scale, other.scale))
@@ -93,7 +93,8 @@ class GivenWeight:
     """Hold the integers of a constant of the float model.
 
     `values` are in the shape of the float constant. `block`: how many integers along the reduction share a scale, where
-    that is neither a channel nor the tensor; the scales are then not in `grid`, whose own is that of the first block.
+    that is neither a channel nor the tensor. The scales are then not in `grid`, whose own scale belongs to the first
+    block.
     """
 
     tensor: str
@@ -114,8 +115,7 @@ class Imported:
         dynamic: Tensors whose ranges the file computes from each sample.
         keep: What of all this is kept.
         lost: Tensors and constants that the clean-up of the float model left nothing of, with the reasons.
-        runnable: The file's own model as onnxruntime runs it; None in another process, and for weights that lie in
-            files.
+        runnable: The file's own model as onnxruntime runs it; None in another process, and for external weights.
     """
 
     forms: tuple[str, ...]

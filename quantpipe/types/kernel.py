@@ -35,10 +35,11 @@ class PatternStep:
 class LogicalKernel:
     """Describe a kernel that runs a pattern of ops as one.
 
-    `steps` in the order of the file, the last one makes the result; `results`: every value that may be read outside.
-    `signatures`: value -> op -> the ways to run the node that makes it. `bits`: value -> the most bits that it has.
-    `cost`: what its nodes cost where that differs from the device's others. Without signatures its nodes run as `ops`
-    of the file says, and all that it says is which of them are one (`chain`: the pair of `fuse` that it stands for).
+    `steps` are in the order of the file, and the last one makes the result. `results`: every value that may be read
+    outside. `signatures`: value -> op -> the ways to run the node that makes it. `bits`: value -> its highest bits.
+    `cost`: the cost of its nodes where it differs from the device's other nodes. Without signatures its nodes run as
+    `ops` of the file defines, and the file only states which of them are one (`chain`: the pair of `fuse` that it
+    represents).
     """
 
     name: str
@@ -79,7 +80,7 @@ class LogicalKernel:
 
 @dataclass(frozen=True)
 class KernelSite:
-    """State where a kernel's pattern lies in a model: its nodes in execution order, and the tensor of each value."""
+    """State where a kernel's pattern matches in a model: its nodes in execution order, and the tensor of each value."""
 
     kernel: str
     nodes: tuple[str, ...]

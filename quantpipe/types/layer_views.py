@@ -58,7 +58,7 @@ class LayerDecision:
 
 
 class Layer(Protocol):
-    """What a calibrator sees of a kernel."""
+    """Declare a calibrator's view of a kernel."""
 
     node: str
     op: str
@@ -85,7 +85,7 @@ class Layer(Protocol):
 
     @property
     def extremes(self) -> Mapping[str, Range]:
-        """Return the least and the greatest value that calibration saw of each stored input, or of its scale group."""
+        """Return the calibrated minimum and maximum of each stored input, or of its scale group."""
 
     @property
     def thresholds(self) -> NDArray[np.float64] | None:
@@ -118,7 +118,7 @@ class Layer(Protocol):
     def measure(
         self, decisions: Sequence[LayerDecision | None], of: Callable[[tuple[Views, ...]], T], share: float = 1.0
     ) -> list[T]:
-        """Return what a function makes of what `compare` yields for each batch.
+        """Return the results of a function on each batch of `compare`.
 
         It is called where the batch was run, several batches side by side, while `compare` hands one after the other
         out: what takes as long as the layer itself, such as errors of its outputs, belongs here.

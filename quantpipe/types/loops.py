@@ -14,9 +14,9 @@ from quantpipe.types.dtype import DType
 class RecurrentLimits:
     """State how a device multiplies the state of a recurrent layer in a loop (docs/hardware.md, recurrent layers).
 
-    `inputs`: the type in which a product takes the state; weights have those of the file's dense layers.
+    `inputs`: the type in which a product takes the state; weights have the types of the file's dense layers.
     `cell_state`: the type in which an LSTM's cell state goes from step to step, while hidden states of any layer go as
-    `inputs`; None: both are real numbers.
+    `inputs`; None: both are floats.
     """
 
     inputs: DType
@@ -25,10 +25,10 @@ class RecurrentLimits:
 
 @dataclass(frozen=True)
 class CellForms:
-    """Name the ops of recurrent layers that are written anew, and how.
+    """Name the ops of recurrent layers that are rewritten, and how.
 
-    `steps`: those of a fixed length that is not too long as their steps. `loops`: all others as a loop, of which an
-    output tells every cell state where `cells` is true.
+    `steps`: layers of a fixed length that is not too long, as their steps. `loops`: all others as a loop, with an
+    output of every cell state where `cells` is true.
     """
 
     steps: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class LoopSite:
 class LoopProduct:
     """Hold the numbers of one product: Σ (q_h - z_h)·q_w in integers, times `scale`, `()` or `[C]` float32.
 
-    `bound` is the greatest magnitude of a sum.
+    `bound` is the maximum magnitude of a sum.
     """
 
     node: str

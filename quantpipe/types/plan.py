@@ -25,7 +25,7 @@ from quantpipe.types.topology import Form
 class Quantizer:
     """State how one stored tensor is written: real = scale · (q - zero_point), qmin <= q <= qmax.
 
-    The bounds are those of the bits, inside the type.
+    The bounds follow from the bits, inside the type.
     """
 
     tensor: str
@@ -38,12 +38,12 @@ class Quantizer:
 
     @property
     def low(self) -> int:
-        """Return the least centred value q - zero_point."""
+        """Return the minimum centred value q - zero_point."""
         return self.qmin - self.zero_point
 
     @property
     def high(self) -> int:
-        """Return the greatest centred value q - zero_point."""
+        """Return the maximum centred value q - zero_point."""
         return self.qmax - self.zero_point
 
 
@@ -68,9 +68,9 @@ class WeightTensor:
     """Hold the integers of a weight: real = scale · (q - zero_point).
 
     `values` are q, in the float weight's shape and the NumPy type of `dtype`; `zero_point` is int64, in the shape of
-    `scale` or `()`. `block`: where channels are divided into blocks, q is what kernels multiply by, and `bits` those of
-    the codes that q is made of. Where each block has a float scale of its own, `scale` is `[C, B]` and q is the code:
-    real = scale · (q - block.zero_point).
+    `scale` or `()`. `block`: where channels are divided into blocks, q is the multiplied value, and `bits` are the bits
+    of the codes that q is made of. Where each block has a float scale of its own, `scale` is `[C, B]` and q is the
+    code: real = scale · (q - block.zero_point).
     """
 
     tensor: str
@@ -161,9 +161,9 @@ class Pairs:
 class Accumulate:
     """Describe a Conv, Gemm or MatMul by a weight: acc = Σ (q_x - z_x)·q_w + bias, in integers.
 
-    `bound` is the greatest |partial sum| any input can give; under 2^24 float32 arithmetic is exact.
-    `acc_scale` is s_x·s_w, `()` or `[C]`. `output` None: the accumulator is handed on. `limit` None: no input can make
-    a sum that the accumulator does not hold. `pairs` None: no pair of products can saturate on the way.
+    `bound` is the maximum |partial sum| of any input; under 2^24 float32 arithmetic is exact. `acc_scale` is s_x·s_w,
+    `()` or `[C]`. `output` None: the result stays an accumulator. `limit` None: no input can make a sum that the
+    accumulator does not hold. `pairs` None: no pair of products can saturate on the way.
     """
 
     node: str
@@ -205,10 +205,10 @@ class Contract:
 class Lookup:
     """Describe an element-wise function as a table `[rows, codes]` of stored integers.
 
-    Codes ascend from the least that the input's storage holds. Rows are channels along `axis` (one row where it is
-    None). `low` and `high` bound the entries, clamps of swallowed nodes included. `defined`: the function has a value
-    for every code. `kind`: how the device forms the entries; `table`: they are what the float op gives, to the nearest
-    integer, or, `interpolated`, on lines between some of those.
+    Codes ascend from the smallest that the input's storage holds. Rows are channels along `axis` (one row where it is
+    None). `low` and `high` bound the entries, clamps of fused nodes included. `defined`: the function has a value for
+    every code. `kind`: how the device makes the entries. With `table` they are the results of the float op, to the
+    nearest integer, or, `interpolated`, on lines between some of those.
     """
 
     node: str
@@ -245,8 +245,8 @@ class Sum:
     """Describe an addition.
 
     `scale` is the common scale of the integer form; where it is None, the kernel rescales inside, in float32, and
-    `offset` is the constant of its formula. `rounding` is that of shifted terms. `whole`: the multipliers of
-    terms are whole numbers, so that the sum is rounded once.
+    `offset` is the constant of its formula. `rounding` applies to shifted terms. `whole`: the multipliers of terms are
+    integers, so that the sum is rounded once.
     """
 
     node: str
@@ -301,7 +301,7 @@ class Program:
     """Describe a function of rows as a program on the integers q - z of its operands.
 
     The last value is the result: an accumulator of scale `acc_scale` that `output` narrows, or, where `output` is None,
-    the stored integers q themselves. `bound` is its greatest magnitude.
+    the stored integers q themselves. `bound` is its maximum magnitude.
     """
 
     node: str
@@ -329,8 +329,9 @@ KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Program 
 class QuantPlan:
     """Hold every number of the integer model: `quantizers` by stored tensor, `weights` by constant, `kernels` by node.
 
-    `raw_scales` are of accumulators that are handed on, `narrowings` of those that others read stored; `constants` are
-    read as data, rows of `tables` looked up; `loops` have products inside; `rescales` and `raised` are for the report.
+    `raw_scales` belong to accumulators that other kernels read, `narrowings` to accumulators that others read stored.
+    `constants` are read as data, and rows of `tables` are looked up; `loops` have products inside. `rescales` and
+    `raised` are for the report.
     """
 
     quantizers: Mapping[str, Quantizer]

@@ -52,7 +52,7 @@ class StepOp(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Describe one step: its operands are positions of earlier values, those of the kernel's operands (q - z) first.
+    """Describe one step: operands are indices of earlier values, beginning with the kernel's operands (q - z).
 
     `numbers` broadcast to the operand (per channel: shaped along its axis). `low` and `high` bound the result.
     """

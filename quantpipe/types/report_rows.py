@@ -1,4 +1,4 @@
-"""The rows of the lists in report.json, one type each. docs/artifacts.md says what every key means."""
+"""Types of the rows of the lists in report.json. docs/artifacts.md describes every key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 
 
 class OutputPartRow(TypedDict):
-    """How near the part of an output that is a quantity of its own is to the float model's; `tensor` holds it."""
+    """The accuracy of a part of an output that is a quantity of its own; `tensor` holds the part."""
 
     tensor: str
     axis: int
@@ -16,7 +16,7 @@ class OutputPartRow(TypedDict):
 
 
 class OutputRow(TypedDict):
-    """How near an output of the realized model is to the float model's."""
+    """The accuracy of an output of the realized model, compared with the float model's."""
 
     output: str
     sqnr_db: float | None
@@ -89,9 +89,9 @@ class ThresholdRuleRow(TypedDict):
 class FormRow(TypedDict):
     """One form of the plan: its file, and how its integers compare with the simulated model's.
 
-    `seconds` is what writing it took; `samples` and what follows are null where it was not executed, for the reason
-    `why_not`. `inexact` says why a form does not compute what was searched; its differences are counted and do not
-    decide.
+    `seconds` is the time of writing it; `samples` and the keys after it are null where it was not executed, for the
+    reason `why_not`. `inexact` is the reason why a form does not compute the searched numbers; its differences are
+    counted and do not decide.
     """
 
     form: str
@@ -139,7 +139,7 @@ class LayerRow(TypedDict):
 
 
 class ChoiceRow(TypedDict):
-    """What was chosen: bits of a tensor, or a structural option."""
+    """A decision: bits of a tensor, or a structural option."""
 
     key: str
     kind: str
@@ -198,7 +198,7 @@ class LossRow(TypedDict):
 
 
 class SessionRow(TypedDict):
-    """What the realized model computes in sessions of one kind."""
+    """The results of the realized model in sessions of one kind."""
 
     session: str
     decides: bool
@@ -221,7 +221,7 @@ class RoleRow(TypedDict):
 
 
 class FindingRow(TypedDict):
-    """What the ranges say of a node before anything is measured."""
+    """A finding about the ranges of a node before anything is measured."""
 
     kind: str
     node: str
@@ -269,7 +269,7 @@ class ImportedLostRow(TypedDict):
 
 
 class ImportedOutputRow(TypedDict):
-    """An output beside that of the quantized model as onnxruntime runs it."""
+    """An output compared with the output of the quantized model as onnxruntime runs it."""
 
     output: str
     elements: int
@@ -278,10 +278,10 @@ class ImportedOutputRow(TypedDict):
 
 
 class ImportedComparedPart(TypedDict):
-    """The realized model's integers beside those of the quantized model it was imported from.
+    """The realized model's integers compared with the integers of the quantized model it was imported from.
 
-    `differing_with_real_softmax`: what is left where onnxruntime does not approximate a Softmax between integers; null
-    where it has none there, or where nothing differs.
+    `differing_with_real_softmax`: the remaining differences where onnxruntime does not approximate a Softmax between
+    integers; null where it has none there, or where nothing differs.
     """
 
     samples: int
@@ -294,7 +294,7 @@ class ImportedComparedPart(TypedDict):
 
 
 class ImportedPart(TypedDict):
-    """What a quantized model gave, what of it had to change, and what differs."""
+    """The imported parts of a quantized model, the changes to them, and the differences."""
 
     forms: list[str]
     keep: str

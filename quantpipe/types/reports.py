@@ -1,4 +1,4 @@
-"""What report.json holds, as types. docs/artifacts.md says what every key means.
+"""Types of report.json. docs/artifacts.md describes every key.
 
 They are plain dictionaries, since that is what is stored and read back. A float that is not finite is null in the file.
 The JSON Schemas in `quantpipe/artifacts/schemas` are made from these types (`python -m website.schemas`).
@@ -42,7 +42,7 @@ ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost",
 
 
 class PrecisionRecord(TypedDict, total=False):
-    """What stays in float, decided before the search, and what was measured for that; or `why_not`."""
+    """The nodes that stay in float, decided before the search, and the measurements for that; or `why_not`."""
 
     mode: str
     why_not: str
@@ -69,7 +69,7 @@ class LeftOutPart(TypedDict, total=False):
 
 
 class DevicePart(TypedDict):
-    """What the search is worth by the hardware's own cost."""
+    """The benefit of the search by the hardware's own cost."""
 
     cost: str
     start: float
@@ -80,7 +80,7 @@ class DevicePart(TypedDict):
 
 
 class StartPart(TypedDict):
-    """What `search.start` gave: the digest of the file, and how many points of it were asked."""
+    """The start of `search.start`: the digest of the file, and how many points of it were measured."""
 
     start: str
     points: int
@@ -127,7 +127,7 @@ class SearchReport(TypedDict):
 
 
 class FrontPart(TypedDict, total=False):
-    """What a search for a Pareto front adds; empty for any other."""
+    """The additions of a search for a Pareto front; empty for any other."""
 
     front: list[list[float]]
     picked: int
@@ -136,7 +136,7 @@ class FrontPart(TypedDict, total=False):
 
 
 class ReplayedSearch(TypedDict, total=False):
-    """What is known of a replayed candidate of a log; empty for a strategy that does not say how it was found."""
+    """The record of a replayed candidate of a log; empty for a strategy without a record of how it was found."""
 
     algorithm: str
     trial: int
@@ -148,7 +148,7 @@ class ReplayedSearch(TypedDict, total=False):
 
 
 class RecoveryGain(TypedDict):
-    """What recovery for a missed objective cost and gained."""
+    """The cost and gain of recovery for a missed objective."""
 
     metric: str
     least_value: float
@@ -163,7 +163,7 @@ class RecoveryGain(TypedDict):
 
 
 class RecoveryRecord(TypedDict):
-    """What recovery did: recover/steps.json, and `recover` in the results of strategy.json. Empty without recovery."""
+    """The record of recovery: recover/steps.json, and `recover` in the results of strategy.json; empty without."""
 
     steps: NotRequired[list[StepRow]]
     layers: NotRequired[list[RecoveredLayerRow]]
@@ -173,7 +173,7 @@ class RecoveryRecord(TypedDict):
 
 
 class RunPart(TypedDict):
-    """What was run. The keys from `dataset` on are the options of the groups of the configuration."""
+    """The settings of the run. The keys from `dataset` on are the options of the groups of the configuration."""
 
     model: str
     model_path: str
@@ -199,7 +199,7 @@ class RunPart(TypedDict):
 
 
 class ModelMetrics(TypedDict):
-    """One model beside the float model, by the output that metrics are about; of a detector, by what it finds.
+    """One model compared with the float model, by the output that metrics are about; of a detector, by its detections.
 
     `detections`: average precision of what the model finds, with what the float model is sure of taken for the objects.
     `map`, `map50`: mean average precision by labels, over overlaps of 0.5 to 0.95 and at 0.5.
@@ -313,7 +313,7 @@ class LatencyPart(TypedDict, total=False):
 
 
 class SpeedPart(TypedDict):
-    """How fast the realized model is beside the float one."""
+    """The speed of the realized model, compared with the float one."""
 
     by: Literal["latency", "cycles"]
     ratio: float
@@ -329,7 +329,7 @@ class ConversionsPart(TypedDict):
 
 
 class ProofPart(TypedDict):
-    """What the certificate proves, and what is checked on samples."""
+    """The proved claims of the certificate, and the claims that are checked on samples."""
 
     kernels: int
     proved: int
@@ -345,10 +345,10 @@ class OptionalParts(TypedDict, total=False):
 
     Attributes:
         free_running: The realized model with states of its own, where state is carried.
-        proof: What the certificate says.
+        proof: The claims of the certificate.
         imported: What a model that was quantized already gave.
         forms: Every form of the plan, where a run writes several.
-        baseline: The result beside onnxruntime's own quantization, where onnxruntime is the device.
+        baseline: The result compared with onnxruntime's own quantization, where onnxruntime is the device.
         diagnosis: What is wrong with a result that misses its objective or loses too much.
         detections: Where boxes and scores are, where the model is a detector.
     """

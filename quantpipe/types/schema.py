@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Symmetry(StrEnum):
-    """Name where the zero point lies: at 0, anywhere, or at the least code where no value is negative."""
+    """Name the place of the zero point: at 0, anywhere, or at the smallest code where no value is negative."""
 
     SYMMETRIC = "symmetric"
     ASYMMETRIC = "asymmetric"
@@ -17,7 +17,7 @@ class Symmetry(StrEnum):
 class Denominator(StrEnum):
     """Name what a threshold is divided by.
 
-    `range` is 2^(b-sign) (RFC), `max` the greatest integer (TFLite, TensorRT).
+    `range` is 2^(b-sign) (RFC), `max` the largest integer (TFLite, TensorRT).
     """
 
     RANGE = "range"
@@ -27,7 +27,7 @@ class Denominator(StrEnum):
 class PowerOfTwo(StrEnum):
     """Name how a scale becomes a power of two.
 
-    The ways are `up` (RFC code, Glow), `nearest` (MQBench), `search` (least error, Vitis).
+    The ways are `up` (RFC code, Glow), `nearest` (MQBench), `search` (minimum error, Vitis).
     """
 
     NONE = "none"
@@ -56,7 +56,7 @@ class Blocks:
 
     @property
     def are_real(self) -> bool:
-        """Return whether each block has a float scale, so that only real numbers can be multiplied by the weight."""
+        """Return whether each block has a float scale, so that only floats can be multiplied by the weight."""
         return self.multiplier_bits == 0
 
 

@@ -1,4 +1,4 @@
-"""What calibration keeps of a tensor: statistics, never the tensor itself."""
+"""The calibration data of a tensor: statistics, never the tensor itself."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TensorStats:
 
     @property
     def absolute_maximum(self) -> float:
-        """Return the greatest magnitude that was seen, in real units."""
+        """Return the maximum observed magnitude, in real units."""
         return max(abs(self.minimum), abs(self.maximum))
 
 
@@ -78,7 +78,7 @@ class TensorStats:
 class Profile:
     """Hold all tensors' statistics of one calibration run, keyed by tensor name.
 
-    `loaded` is empty for a run of one's own; else it says what file it came from and what had to be made of that.
+    `loaded` is empty for a measured profile; else it names the file and the adjustments made to it.
     """
 
     model_hash: str

@@ -1,4 +1,4 @@
-"""What a search decides, in numbers that can be written down: bits and ranges per tensor."""
+"""The decisions of a search as numbers in a file: bits and ranges per tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strategy.json holds, as types. docs/artifacts.md says what every key means."""
+"""Types of strategy.json. docs/artifacts.md describes every key."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class SchemaPart(TypedDict):
 
 
 class TopologyPart(TypedDict):
-    """What runs in integers, by node and by edge."""
+    """The nodes and edges that run in integers."""
 
     node_conds: dict[str, bool]
     edge_conds: dict[str, bool]
 
 
 class StrategyPart(TypedDict):
-    """What was decided."""
+    """The decisions of the strategy."""
 
     model_hash: str
     hardware: str
@@ -56,7 +56,7 @@ class StrategyPart(TypedDict):
 
 
 class Measured(TypedDict, total=False):
-    """What evaluation adds to the results of a strategy."""
+    """The evaluation's part of a strategy's results."""
 
     sim_acc: float | None
     quant_acc: float | None
@@ -65,13 +65,13 @@ class Measured(TypedDict, total=False):
 
 
 class MoreResults(Measured, total=False):
-    """What recovery and evaluation add."""
+    """The results of recovery and evaluation."""
 
     recover: RecoveryRecord
 
 
 class ResultsPart(MoreResults):
-    """How it was found, and what recovery and evaluation made of it."""
+    """How the strategy was found, and the results of recovery and evaluation."""
 
     search: SearchReport | ReplayedSearch
     rectified: list[RectifiedRow]

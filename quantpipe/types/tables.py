@@ -28,7 +28,7 @@ WIDTHS = {TableNumbers.FLOAT32: 4, TableNumbers.FLOAT16: 2}
 class TableLayout(StrEnum):
     """Name where the scale and the offset of a row lie.
 
-    `beside`: in tensors of their own. `fused`: as bytes behind the integers of the row (Glow's fused types, FBGEMM).
+    `beside`: in tensors of their own. `fused`: as bytes after the integers of the row (Glow's fused types, FBGEMM).
     """
 
     BESIDE = "beside"
@@ -65,7 +65,7 @@ class RowTable:
     """Hold the integers of a table: real = scale · q + offset, in float32, the product rounded before the sum.
 
     `values` are q, `[R, C]`, int8 (no offset) or uint8; `scale` and `offset` are `[R]`, float32 numbers that the type
-    `numbers` holds. `shape` is that of the float table.
+    `numbers` holds. `shape` is the shape of the float table.
     """
 
     tensor: str

@@ -1,4 +1,4 @@
-"""What annotate decides: which nodes run in integers, how tensors travel between them, which scales must agree."""
+"""The result of annotate: which nodes run in integers, how tensors travel between them, which scales must agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quantpipe.types.tables import TableSite
 class Form(StrEnum):
     """Name how a tensor exists between two nodes.
 
-    It consists of real numbers, of stored integers of one scale, or of an accumulator as it is.
+    It consists of float values, of stored integers of one scale, or of an accumulator as it is.
     """
 
     FLOAT = "float"
@@ -66,8 +66,8 @@ class Operand:
 class Kernel:
     """Describe one integer node with the clamps (Relu, Clip) it swallows.
 
-    `output` is the tensor behind the last swallowed clamp; `bounds` are that clamp's real limits (infinite where open).
-    `form` says whether the result is stored in integers of one scale (QUANTIZED) or handed on as accumulator (RAW).
+    `output` is the tensor after the last fused clamp; `bounds` are that clamp's real limits (infinite where open).
+    `form` is QUANTIZED for results that are stored in integers of one scale, RAW for results that stay accumulators.
     `channel_bounds`: such limits of each channel, (low, high), where they differ; `bounds` are then the outermost.
     """
 
@@ -178,8 +178,8 @@ class Topology:
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).
 
-        `nodes`: those of the part, which say what tables it looks rows up in, what it multiplies real numbers by, and
-        what loops it has; None: all of these.
+        `nodes`: the nodes of the part, which determine its look-up tables, its products of floats, and its loops; None:
+        all of these.
         """
         if nodes is None:
             return replace(self, kernels=kernels)
@@ -226,7 +226,7 @@ class Topology:
 
     @cached_property
     def loop_of(self) -> Mapping[str, LoopSite]:
-        """Return a mapping: loop in float whose products are integer ones -> what is known of it."""
+        """Return a mapping: float loop with integer products -> its facts."""
         return {loop.node: loop for loop in self.loops}
 
     @cached_property

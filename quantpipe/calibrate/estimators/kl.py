@@ -32,13 +32,13 @@ Floats = NDArray[np.float64]
 class KL:
     """T = w·argmin_i KL(P_i || Q_i) over the histogram of |x| with bins of width w, i = L, L + stride, … to max|x|.
 
-    P_i: the first i bins, all that lies beyond added to the last of them. Q_i: the first i bins (without the rest)
+    P_i: the first i bins, with all counts beyond added to the last of them. Q_i: the first i bins (without the rest)
     merged into L equal groups, bin j into group floor(j·L/i), each group's count spread evenly over its non-empty bins.
     KL(P||Q) = sum p·log(p/q), both normalized after smoothing. L is the number of integers on the positive side:
     2^(b-1), or 2^b for data of one sign where the schema gives it all integers. The bin at zero takes its neighbour's
-    count, or the zeros of a relu would outvote everything else. Asymmetric ranges of two signs are cut from [-T, T].
-    A histogram of no more than FINEST·L bins up to max|x| cannot tell thresholds apart: max|x| then (as Glow). T need
-    not grow with the bits: the criterion compares the shapes of two distributions, not the errors of the values.
+    count, because the zeros of a relu would outvote everything else. Asymmetric ranges of two signs are cut from [-T,
+    T]. A histogram of no more than FINEST·L bins up to max|x| cannot distinguish thresholds: max|x| then (as Glow). T
+    need not grow with the bits: the criterion compares the shapes of two distributions, not the errors of the values.
     Source: S. Migacz, 8-bit inference with TensorRT, GTC 2017; NVIDIA pytorch-quantization `calib/histogram.py`;
     smoothing: TVM `kl_divergence.py`.
     """
@@ -53,7 +53,7 @@ class KL:
             raise ConfigError(f"kl stride={self.stride} is illegal; legal: 1 or more")
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
-        """Return the range whose threshold gives the least divergence between real and quantized magnitudes."""
+        """Return the range whose threshold gives the minimum divergence between real and quantized magnitudes."""
         counts = magnitudes(stats.histogram).astype(np.float64)
         width = stats.limit / len(counts)
         levels = 1 << (bits if one_sided(stats, schema) else bits - 1)
@@ -86,9 +86,9 @@ def best_bin(counts: Floats, levels: int, stride: int) -> int | None:
 def divergences(bins: Floats, candidates: NDArray[np.int64], levels: int) -> Floats:
     """Return KL(P_i || Q_i) in nats for the `[J]` numbers of kept bins i; infinite where it cannot be smoothed.
 
-    `bins` `[n]` are whole counts, the last one not 0; levels <= i <= n. The sums over kept bins are differences of
-    running sums, so the cost is that of the groups, not of the bins. With a and b the counts that smoothing takes from
-    each filled bin of P and Q, N and M their totals, g groups with sum S, m filled bins and mean S/m in Q:
+    `bins` `[n]` are integral counts, the last one not 0; levels <= i <= n. The sums over kept bins are differences of
+    running sums, so the cost grows with the groups, not with the bins. Let a and b be the counts that smoothing takes
+    from each filled bin of P and Q, with N and M their totals. With g groups of sum S, m filled bins and mean S/m in Q:
     KL = (sum (c - a)·log(c - a) - sum_g (S_g - a·m_g)·log(S_g/m_g - b)) / N + log(M/N), the last bin apart.
     """
     i = candidates

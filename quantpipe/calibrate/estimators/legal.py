@@ -1,4 +1,4 @@
-"""What every estimator shares: its call, and the form a clip range must have under a schema."""
+"""The common part of every estimator: its call, and the form of a clip range under a schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quantpipe.types import Range, Symmetry, TensorSchema, TensorStats
 
 
 class Estimator(Protocol):
-    """Chooses the real interval that `bits` bits shall represent; what lies outside will saturate.
+    """Choose the real interval that `bits` bits represent; values outside saturate.
 
     `needs_histogram`: it reads the histogram; `needs_batches`: it reads what single batches had. One that needs neither
     works from the extremes alone, which a calibration can be restricted to and every imported profile has.

@@ -17,5 +17,5 @@ class MaxRange:
     needs_batches: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
-        """Return the range between the least and the greatest value seen."""
+        """Return the range between the minimum and the maximum seen."""
         return legal_range(stats.minimum, stats.maximum, stats, schema)

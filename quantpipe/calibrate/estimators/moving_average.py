@@ -17,8 +17,8 @@ class MovingAverage:
     """T = max(|m_n|, |M_n|) (symmetric), or [m_n, M_n] (asymmetric), after n batches with extremes (min_i, max_i).
 
     m_1 = min_1, m_i = m_{i-1} + c·(min_i - m_{i-1}), M likewise, c the momentum: the last batch has weight c, the first
-    (1 - c)^(n-1). c = 1 is the last batch alone. PyTorch's `MovingAverageMinMaxObserver` (`averaging_constant`, 0.01),
-    here in float64. Of a longer pass it sees the last 4096 batches. It depends on the batch size and on the order.
+    (1 - c)^(n-1). c = 1 is the last batch alone. This is PyTorch's `MovingAverageMinMaxObserver` (`averaging_constant`,
+    0.01), in float64. Of a longer pass it sees the last 4096 batches. It depends on the batch size and on the order.
     """
 
     needs_histogram: ClassVar[bool] = False

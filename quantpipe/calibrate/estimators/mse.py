@@ -1,4 +1,4 @@
-"""mse: the clip range with the least expected squared quantization error."""
+"""mse: the clip range with the minimum expected squared quantization error."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class MSE:
 
     Candidates are the observed range shrunk by 2^(-i/per_octave), then `refine` equal steps on either side of the best
     one. Ranges with two free ends shrink both together first, then each end alone. When scales are powers of two the
-    candidates are the observed range halved 0..5 times, thus successive exponents (Vitis `search`). Ties go to the
-    wider range. The shrinking of ranges is MQBench's MSEObserver; the expectation is exact for piecewise uniform
-    densities, so the result is as good as the bins are narrow beside the quantization step.
+    candidates are the observed range divided by 2 from 0 to 5 times, thus successive exponents (Vitis `search`). Ties
+    go to the wider range. The shrinking of ranges is MQBench's MSEObserver. The expectation is exact for piecewise
+    uniform densities, so its accuracy depends on how narrow the bins are compared with the quantization step.
     """
 
     needs_histogram: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class MSE:
             raise ConfigError("mse needs per_octave, octaves and refine of 1 or more")
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
-        """Return the range of least squared error among shrunken ones, by the histogram."""
+        """Return the range with the minimum squared error among shrunken ones, by the histogram."""
         low, high = min(stats.minimum, 0.0), max(stats.maximum, 0.0)
         if stats.count == 0 or low == high:
             return legal_range(low, high, stats, schema)
@@ -72,7 +72,7 @@ class MSE:
 
 
 class _Search:
-    """Picks the candidate of least expected error among `[J]` ranges of one tensor, cut to the observed range."""
+    """Pick the candidate with the minimum expected error among `[J]` ranges, cut to the tensor's observed range."""
 
     def __init__(self, stats: TensorStats, bits: int, schema: TensorSchema, low: float, *, high: float) -> None:
         self._bits, self._schema, self._low, self._high = bits, schema, low, high
@@ -109,7 +109,7 @@ def expected_errors(
     *,
     greatest: NDArray[np.int64],
 ) -> Floats:
-    """Return the mean of (x - s·k(x))², k(x) = clip(rint(x/s), least, greatest), for `[J]` candidates.
+    """Return the mean of (x - s·k(x))², k(x) = clip(rint(x/s), `least`, `greatest`), for `[J]` candidates.
 
     x is uniform inside each bin `[edges[i], edges[i+1]]`, so the mean over a bin is (F(b) - F(a))/(b - a). The
     antiderivative F(x) = s³·(k/12 + u³/3), u = x/s - k, is continuous and covers rounding and clipping at once.
@@ -145,12 +145,12 @@ def errors_by_integer(
     *,
     greatest: NDArray[np.int64],
 ) -> Floats:
-    """Return the errors of `expected_errors`, at a cost of J·(greatest - least) instead of J·n.
+    """Return the errors of `expected_errors`, at a cost of J·(`greatest` - `least`) instead of J·n.
 
-    It needs more than two bins, none of them narrow. With H(t) = E[max(t - x, 0)] and the borders t_k = (k + 1/2)·s
-    between integers, summation by parts gives E[(x - s·k(x))²] = E[(x - s·greatest)²] - 2·s·sum_k H(t_k), k = least ..
-    greatest - 1. H is quadratic in each bin. The inner edges are equally spaced; the outer ones may be nearer.
-    Arguments are as in `expected_errors`.
+    It needs more than two bins, none of them narrow. Let H(t) = E[max(t - x, 0)], with the borders t_k = (k + 1/2)·s
+    between integers. Then summation by parts gives E[(x - s·k(x))²] = E[(x - s·k_max)²] - 2·s·sum_k H(t_k), where k
+    runs from `least` to k_max - 1 and k_max is `greatest`. H is quadratic in each bin. The inner edges are equally
+    spaced; the outer ones may be nearer. Arguments are as in `expected_errors`.
     """
     total, below, density = float(counts.sum()), np.cumsum(counts) - counts, counts / np.diff(edges)
     middles = (edges[1:] + edges[:-1]) / 2

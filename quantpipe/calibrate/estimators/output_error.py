@@ -1,4 +1,4 @@
-"""output_error: ranges and weights that make the error of a layer's output least, instead of the tensor's own."""
+"""output_error: ranges and weights that minimize the error of a layer's output, instead of the tensor's own."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ little do so by making the weight smaller, which adds up over the layers behind.
 
 @dataclass(frozen=True)
 class OutputError(OverBase):
-    """Σ (y - ŷ)² over a layer's output, y in float, ŷ of quantized inputs and weights, is made least.
+    """Minimize Σ (y - ŷ)² over a layer's output, y in float, ŷ of quantized inputs and weights.
 
     One open input after the other takes the best of some factors of the base range, then each output channel of the
     weight the best of some factors of its threshold. The layers before are quantized as they were decided. A direction
-    of the input that no weight looks at costs nothing here, whatever it costs the tensor. The same criterion chooses
-    ranges in BRECQ and AdaRound's code, block by block.
+    of the input that no weight uses costs nothing here, whatever it costs the tensor. The code of BRECQ and AdaRound
+    chooses ranges by the same criterion, block by block.
 
     Attributes:
         base: The estimator that it begins with.
@@ -79,14 +79,14 @@ class OutputError(OverBase):
         return LayerDecision(ranges, chosen) if ranges or chosen is not None else None
 
     def _share(self, layer: Layer, trials: int) -> float:
-        """What the trials may cost, or what has enough elements, whichever is more."""
+        """Return the share of samples that the trials may cost, or that has enough elements, whichever is more."""
         first = next(iter(layer.batches(share=0))).float_outputs[layer.outputs[0]]
         elements = first.size // max(1, len(first)) * layer.samples
         return min(1.0, max(self.passes / trials, LEAST_ELEMENTS / max(1, elements)))
 
 
 def _range(layer: Layer, ranges: dict[str, Range], tensor: str, share: float) -> Range | None:
-    """The best range of an input, beside those decided before; None where none is worth it."""
+    """Return the best range of an input, given the earlier decisions; None where no candidate improves it."""
     before, ends = layer.ranges[tensor], layer.extremes[tensor]
 
     def scaled(factor: float) -> Range:
@@ -114,7 +114,7 @@ def _range(layer: Layer, ranges: dict[str, Range], tensor: str, share: float) ->
 def _weight(
     layer: Layer, ranges: dict[str, Range], thresholds: NDArray[np.float64], share: float
 ) -> NDArray[np.float64] | None:
-    """Thresholds with the best factor of each channel; None where none is worth it."""
+    """Return thresholds with the best factor of each channel; None where no factor improves it."""
     per_channel = thresholds.ndim > 0 and len(thresholds) > 1
     decisions = [LayerDecision(ranges), *(LayerDecision(ranges, thresholds * f) for f in WEIGHT_FACTORS)]
     errors = _compared(layer, decisions, share, AT_ONCE if prod(layer.weight_shape or ()) <= MOST_TOGETHER else 1)

@@ -17,9 +17,9 @@ class Searched(OverBase):
 
     The estimator itself gives the base's range; the search space has a choice `clip:TENSOR` per group, and the
     threshold table scales by it. So ranges are judged by the objective, on the search samples, together with the bits,
-    instead of by a criterion of the tensor alone. With power-of-two scales only halvings differ: [100, 50, 25].
-    The shrinking of the observed range is that of MQBench's MSEObserver; `annotate.threshold_steps` is the same idea
-    with powers of two, on top of any estimator.
+    instead of by a criterion of the tensor alone. With power-of-two scales only divisions by 2 differ: [100, 50, 25].
+    MQBench's MSEObserver shrinks the observed range in the same way; `annotate.threshold_steps` is the same idea with
+    powers of two, on top of any estimator.
     """
 
     base: Estimator = field(default_factory=MaxRange)
@@ -30,7 +30,7 @@ class Searched(OverBase):
         legal = all(isinstance(p, int) and 1 <= p <= 100 for p in percents)
         if not legal or percents[:1] != (100,) or sorted(set(percents), reverse=True) != list(percents):
             raise ConfigError(
-                f"threshold.activations.percents is {list(percents)}; legal are falling whole numbers from 100 to 1, "
+                f"threshold.activations.percents is {list(percents)}; legal are falling integers from 100 to 1, "
                 "100 first, such as [100,75,50]"
             )
         if isinstance(self.base, Searched):

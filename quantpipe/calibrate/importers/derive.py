@@ -1,7 +1,7 @@
-"""Statistics of a tensor that a file lacks, from those of the tensors that it is made of.
+"""Derive the statistics of a tensor that a file lacks, from the statistics of the op's inputs.
 
-What an op does to values stands in OP_RULES: a clamp clips them, a move keeps them (all or some), a concatenation joins
-them. The results of other ops have no statistics that follow from their inputs'.
+OP_RULES define the effect of an op on values: a clamp clips them, a move keeps them (all or some), a concatenation
+joins them. The results of other ops have no statistics that follow from their inputs'.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def with_derived(graph: Graph, known: Mapping[str, TensorStats]) -> tuple[dict[s
 def joined(parts: list[TensorStats]) -> TensorStats:
     """Return the statistics of all values together.
 
-    Those of single batches are lost, as is a histogram that one part lacks.
+    Statistics of single batches are lost, as is a histogram that one part lacks.
     """
     if len(parts) == 1:
         return parts[0]
@@ -68,7 +68,7 @@ def joined(parts: list[TensorStats]) -> TensorStats:
 def clipped(stats: TensorStats, low: float, high: float) -> TensorStats:
     """Return the statistics of clip(x, low, high): the extremes exactly, counts beyond a bound in that bound's bin.
 
-    Mean and variance are those of the bins' middles, cut to the extremes; NaN without a histogram.
+    Mean and variance are computed from the bins' middles, cut to the extremes; NaN without a histogram.
     """
     if low <= stats.minimum and stats.maximum <= high:
         return stats

@@ -1,4 +1,4 @@
-"""What a profile file says, before it is known which tensors the model has."""
+"""The entries of a profile file, before it is known which tensors the model has."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from quantpipe.types import Profile, TensorStats
 class Entries:
     """The statistics of one file by the file's own names.
 
-    `unsigned`: the file has one threshold per tensor and no sign; each range is [-T, T] until the model says that a
-    tensor is never negative. `profile` is the whole of it for our own files, `notes` what the user should know.
+    `unsigned`: the file has one threshold per tensor and no sign; each range is [-T, T] until the model shows that a
+    tensor is never negative. `profile` is the whole content of our own files, and `notes` are messages for the user.
     """
 
     format: str

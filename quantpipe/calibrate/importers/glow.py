@@ -29,7 +29,7 @@ def is_glow(text: str) -> bool:
 def read_glow(text: str, where: str) -> Entries:
     """Return the entries of a Glow profile, whose names are `NODE:RESULT`.
 
-    The hash is that of Glow's own graph, which nothing here can compute.
+    The hash belongs to Glow's own graph, which nothing here can compute.
     """
     try:
         documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

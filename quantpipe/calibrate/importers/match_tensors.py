@@ -1,4 +1,4 @@
-"""A profile file fitted to a model: tensors found by name, a few derived from others, the rest refused by name."""
+"""Match a profile file to a model: tensors found by name, a few derived from others, the rest rejected by name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def load_profile(path: Path, graph: Graph, measured: Sequence[str]) -> Profile:
     if entries.profile is not None and entries.profile.model_hash != graph.model_hash:
         raise ArtifactError(
             f"it was measured on the model {entries.profile.model_hash[:23]}…, and this one is "
-            f"{graph.model_hash[:23]}…; statistics of another model say nothing about this one. Give the profile of "
-            "this model, or leave profile.load away to calibrate it",
+            f"{graph.model_hash[:23]}…; statistics of another model are not valid for this one. Give the profile of "
+            "this model, or leave out profile.load to calibrate it",
             stage="profile",
             where=str(path),
         )
@@ -40,7 +40,7 @@ def load_profile(path: Path, graph: Graph, measured: Sequence[str]) -> Profile:
         named |= {t: dataclasses.replace(named[t], minimum=0.0, batch_minimum=0.0) for t in positive}
         if signed := [t for t in measured if t in named and t not in positive]:
             warnings.append(
-                f"the file has thresholds without a sign: [-T, T] stands for {_few(signed)}; the other tensors cannot "
+                f"the file has thresholds without a sign: [-T, T] represents {_few(signed)}; the other tensors cannot "
                 "be negative by the ops that make them"
             )
     found, made = with_derived(graph, named)
@@ -48,8 +48,8 @@ def load_profile(path: Path, graph: Graph, measured: Sequence[str]) -> Profile:
     if missing := [t for t in measured if t not in tensors]:
         raise ArtifactError(
             f"it lacks statistics of {len(missing)} of the {len(measured)} tensors that are needed: {_few(missing)}. "
-            "Legal are files that name every one of them, or the tensors that they are made of by clipping, moving or "
-            f"joining values; the file has {len(entries.tensors)} names, such as {_few(list(entries.tensors)[:3])}",
+            "Legal are files that name all of them, or the tensors from which they are made by clipping, moving or "
+            f"joining values. The file has {len(entries.tensors)} names, such as {_few(list(entries.tensors)[:3])}",
             stage="profile",
             where=str(path),
         )

@@ -95,7 +95,7 @@ def _thresholds(values: dict[str, float], where: str) -> Entries:
 
 
 def _offset(data: bytes, at: int) -> int:
-    """Where the unsigned 32-bit offset stored at `at` leads."""
+    """Return the position to which the unsigned 32-bit offset stored at `at` points."""
     found = at + int(struct.unpack_from("<I", data, at)[0])
     if found >= len(data):
         raise ValueError("an offset leads out of the file")
@@ -103,7 +103,7 @@ def _offset(data: bytes, at: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where field `number` of a table leads."""
+    """Return the position of field `number` of a table."""
     virtual = table - int(struct.unpack_from("<i", data, table)[0])
     if virtual < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, virtual)[0]:
         raise ValueError("a field is missing")

@@ -1,4 +1,4 @@
-"""Which format a profile file has, by its content, and what it says."""
+"""Detect the format of a profile file by its content, and read its entries."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where samples come from: one data set class per kind of file, and what several of them read with."""
+"""Sources of samples: one data set class per kind of file, and the readers that several of them share."""

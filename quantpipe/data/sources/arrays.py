@@ -147,7 +147,7 @@ class ArrayFile:
             return archive.open(name if name in archive.namelist() else self._key)
 
     def _data_offset(self) -> int | None:
-        """Where in the file the array begins; None when it is compressed."""
+        """Return the offset of the array in the file; None when it is compressed."""
         if self._key is None:
             return self._header.size
         with zipfile.ZipFile(self._path) as archive:
@@ -180,7 +180,7 @@ class ArrayFile:
             )
 
     def _stored_bytes(self) -> tuple[int, int]:
-        """(bytes behind the header, as the archive says; bytes that there can be at most)."""
+        """Return (bytes after the header, as the archive declares; the maximum bytes that are possible)."""
         size = self._path.stat().st_size
         if self._key is None:
             return size - self._header.size, size

@@ -37,8 +37,8 @@ def digits_arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def _rows() -> NDArray[np.float64]:
     """All images and labels, `[1797, 65]`: as the file within scikit-learn holds them.
 
-    The package itself is not imported for that, which would take a second of every run of the default data; but where
-    its file is not found there, it is asked.
+    The package itself is not imported for that, which would take a second of every run of the default data. Only where
+    its file is not found there, the package is imported.
     """
     package = find_spec("sklearn")
     for folder in (package and package.submodule_search_locations) or ():

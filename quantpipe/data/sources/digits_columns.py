@@ -1,7 +1,7 @@
 """The digits as sequences that differ in length: the columns of each image from the first with ink to the last.
 
-What is cut off is padded at the end, so that every sample has eight columns, and `attention_mask` says which are real:
-the inputs of a transformer encoder with padding masks. Images, labels and splits are those of `digits`.
+Removed columns are padded at the end, so that every sample has eight columns, and `attention_mask` marks the real ones:
+the inputs of a transformer encoder with padding masks. Images, labels and splits are the same as in `digits`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scenes of digits with their boxes: the embedded data for a detector, made of scikit-learn's digits.
 
 A scene is a grey picture of 64x64 pixels with one to four digits, each 14 to 30 pixels large, on an uneven ground. The
-box of a digit is the least one around its ink. Calibrate holds digits of the part that the embedded detector was
-trained on, search and evaluate hold others; the same count and seed give the same scenes always.
+box of a digit is the smallest one around its ink. Calibrate holds digits of the part that the embedded detector was
+trained on, search and evaluate hold others; the same count and seed always give the same scenes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files of one kind below a folder: one sub-folder per class or a flat folder, labels by folder or from a CSV file.
 
-Labels come from a CSV file (name of the sub-folder, or of the file in a flat folder, to class index); without one, the
+Labels come from a CSV file (name of the sub-folder, or of the file in a flat folder, to class index). Without one, the
 sub-folders of all sources together are numbered in sorted order, and a flat folder is unlabeled.
 """
 
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 class ClassFolder:
     """The files of one folder, in an order that is stable and takes turns among the sub-folders.
 
-    First the first file (by name) of each sub-folder, then the second of each: so that the first N samples show as
-    many classes as they can. `classes` maps names of sub-folders (or files) to labels, None where there are none.
-    `kind` is how messages call the files. `labels` is int64 `[len(files)]` or None.
+    First the first file (by name) of each sub-folder, then the second of each: so that the first N samples show as many
+    classes as they can. `classes` maps names of sub-folders (or files) to labels, None without labels. `kind` is how
+    messages call the files. `labels` is int64 `[len(files)]` or None.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ def classes_of(
 def sub_folder_classes(folders: Iterable[Path]) -> dict[str, int] | None:
     """Return the sub-folders of all folders together, by name, with their position in sorted order.
 
-    The result is None where there are no sub-folders.
+    The result is None without sub-folders.
     """
     names = {p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir() and not p.name.startswith(".")}
     return {name: i for i, name in enumerate(sorted(names))} or None

@@ -30,7 +30,7 @@ class SampleSets:
 
     Args:
         calibrate: Samples that ranges are taken from, in any form that `quantpipe.quantize` takes.
-        evaluate: Samples that the result is judged by. No sample may stand in two sets.
+        evaluate: Samples that the result is judged by. No sample may be in two sets.
         search: Samples that candidates are judged by. None: a quarter of `calibrate` is set aside.
     """
 
@@ -80,9 +80,9 @@ class ArraysSource:
 class GivenDataset(Options):
     """Hold a data set of samples in memory.
 
-    The options are those of conf/dataset/callable.yaml, which say the same of what a function gives. An array is `[N,
-    …]` with a row per sample; a mapping holds one for each model input; an iterable gives samples one by one. A tuple
-    of two is (samples, labels).
+    The options are the options of conf/dataset/callable.yaml, which mean the same for a function's results. An array is
+    `[N, …]` with a row per sample; a mapping holds one for each model input; an iterable gives samples one by one. A
+    tuple of two is (samples, labels).
     """
 
     given: Any = None
@@ -100,7 +100,7 @@ class GivenDataset(Options):
             for role in ("calibrate", "evaluate"):
                 if named[role] is None:
                     raise DataError(
-                        f"there are no {role} samples; only those of the search may be left out", stage="data"
+                        f"there are no {role} samples; only search samples may be left out", stage="data"
                     )
             sources = {
                 role: source_of(some, f"the {role} samples", self.sequence)
@@ -143,7 +143,7 @@ def _labelled(items: Any, labels: Any, where: str) -> Any:
     numbers = np.asarray(labels)
     if not hasattr(items, "__len__"):
         raise DataError(
-            "are an iterable without a length beside their labels; give pairs (sample, label) one by one",
+            "are an iterable without a length, and labels are given separately; yield pairs (sample, label) instead",
             stage="data",
             where=where,
         )

@@ -66,7 +66,7 @@ class PictureSource:
             hasher.update(os.fsencode(path.relative_to(self.where).as_posix()) + b"\0" + content)
 
     def feed_content(self, index: int, hasher: Hasher) -> None:
-        """Include the file as it lies there.
+        """Include the file as it is stored.
 
         A copy under another name is the same picture, and nothing is decoded.
         """
@@ -123,7 +123,7 @@ class ImageFolderDataset(FileOptions):
 
 
 def _channels(ports: Sequence[TensorInfo], preprocess: Preprocess) -> int:
-    """How many channels pictures must have; 3 where the model leaves it open."""
+    """Return how many channels pictures must have; 3 where the model leaves it open."""
     if len(ports) != 1 or len(ports[0].shape) != 4:
         return 3
     return ports[0].shape[1 if preprocess.layout is Layout.NCHW else 3] or 3

@@ -30,7 +30,7 @@ KEY = "dataset.target"
 
 
 class IterableSource:
-    """What one call gave, at most `limit` samples, spooled. A sample is an array, a mapping, or (either, label).
+    """Hold the samples of one call, at most `limit`, spooled. A sample is an array, a mapping, or (either, label).
 
     `sequence` names the entry of a mapping that numbers the sequence a sample belongs to.
     """
@@ -64,7 +64,7 @@ class IterableSource:
         self.fields: dict[str, SourceLayout] = dict.fromkeys(self._names or (), SourceLayout.AS_IS)
 
     def _take(self, item: Any, name: str) -> tuple[dict[str, NDArray[Any]], int, int]:
-        """Arrays, label and sequence (0 where there are none) of one sample, which must be like the first."""
+        """Return arrays, label and sequence (0 if absent) of one sample, which must be like the first."""
         label = None
         if isinstance(item, tuple):
             if len(item) != 2:
@@ -153,7 +153,7 @@ def _each(items: Any, where: str) -> Iterator[Any]:
         except Exception as error:  # the user's own code; a generator is over after it
             raise DataError(
                 f"failed at sample {number}: {type(error).__name__}: {' '.join(str(error).split())[:200]}. A data set "
-                "with __len__ and __getitem__ can go on behind a broken sample (dataset.on_error=skip); a generator "
+                "with __len__ and __getitem__ can continue after a broken sample (dataset.on_error=skip); a generator "
                 "cannot.",
                 stage="data",
                 where=where,
@@ -165,7 +165,7 @@ def _each(items: Any, where: str) -> Iterator[Any]:
 def _index(value: Any, what: str, name: str) -> int:
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iu":
-        raise DataError(f"has the {what} {value!r}; legal is a whole number (0, 1, …).", stage="data", where=name)
+        raise DataError(f"has the {what} {value!r}; legal is an integer (0, 1, …).", stage="data", where=name)
     return int(array.reshape(-1)[0])
 
 
@@ -185,7 +185,7 @@ class CallableDataset(Options):
         """
         function = checked_function(self.target, KEY)
         if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
-            raise ConfigError(f"{self.limit!r} must be null (all) or a whole number above 0.", where="dataset.limit")
+            raise ConfigError(f"{self.limit!r} must be null (all) or an integer above 0.", where="dataset.limit")
         known = _accepted(function, ("split", "seed"))
         sources = {}
         for role in ROLES if "split" in known else (WHOLE,):
@@ -198,7 +198,7 @@ class CallableDataset(Options):
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)
 
     def _limit(self, role: str) -> int | None:
-        """How many samples are asked for: no more than are taken, where that can be known beforehand."""
+        """Return how many samples are requested: no more than are used, if that is known beforehand."""
         wanted = {**DEFAULT_SAMPLES, **self.samples}.get(role)
         if role == WHOLE or self.shuffle or self.on_error != "fail" or not isinstance(wanted, int):
             return self.limit
@@ -206,7 +206,7 @@ class CallableDataset(Options):
 
 
 def _accepted(function: Callable[..., Any], names: Sequence[str]) -> set[str]:
-    """Which keyword arguments it takes."""
+    """Return which keyword arguments it takes."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # built-in functions may have no signature
@@ -225,9 +225,9 @@ def _refuse_shared(sources: Mapping[str, IterableSource]) -> None:
             both = found[role] & found[other]
             if both and len(both) == min(len(found[role]), len(found[other])):
                 raise DataError(
-                    f"gives the same samples for {other} and for {role}, so the result would be judged by what it was "
-                    "tuned on; give each split samples of its own, or leave out the argument `split`, and what comes "
-                    "is divided.",
+                    f"gives the same samples for {other} and for {role}, so the result would be judged on its tuning "
+                    "samples. Give each split samples of its own, or remove the argument `split` to have all samples "
+                    "divided.",
                     stage="data",
                     where=sources[role].where,
                 )

@@ -1,7 +1,7 @@
 """Samples from arrays: a .npz file with images and labels, or a plain .npy file without labels.
 
-Takes images of any kind (uint8 pictures, float features, flat vectors); `source_layout` says what the axes mean. A
-model with several inputs takes one array for each.
+Takes images of any kind (uint8 pictures, float features, flat vectors); `source_layout` names the axes. A model with
+several inputs takes one array for each.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ArraySource:
 
 
 def _layout(file: ArrayFile, layout: SourceLayout, name: str) -> SourceLayout:
-    """Of several arrays, those that cannot be images are taken as they are."""
+    """Return the layout; of several arrays, arrays that cannot be images are taken as they are."""
     if name != SINGLE and layout is not SourceLayout.AUTO and len(file.shape) != (3 if layout == "NHW" else 4):
         return SourceLayout.AS_IS
     return layout.resolve(file.shape, file.dtype)

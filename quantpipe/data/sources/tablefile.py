@@ -21,7 +21,7 @@ ROWS = 4096  # in memory at once
 class Piece:
     """Some consecutive rows of some columns. `values[i]` is column i: an array of numbers, or a list of texts.
 
-    `bad` maps rows (from 0 within the piece) to why they cannot be read; what stands in such a row means nothing.
+    `bad` maps rows (from 0 within the piece) to why they cannot be read; the values of such a row mean nothing.
     """
 
     values: list[NDArray[Any] | list[str]]
@@ -164,7 +164,7 @@ class TableFile:
 
 
 def _parse(texts: list[str], column: str, lines: list[int], bad: dict[int, str]) -> NDArray[Any]:
-    """Texts as int64, else float64; a text that is no number makes its row bad (0 stands there)."""
+    """Return texts as int64, else float64; a text that is no number makes its row bad (its value is 0)."""
     try:
         return np.fromiter(map(int, texts), np.int64, len(texts))
     except (ValueError, OverflowError):

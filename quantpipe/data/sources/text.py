@@ -37,7 +37,7 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if self.max_length is not None and (not isinstance(self.max_length, int) or self.max_length < 1):
-            raise ConfigError(f"{self.max_length!r} must be null or a whole number.", where="dataset.max_length")
+            raise ConfigError(f"{self.max_length!r} must be null or an integer.", where="dataset.max_length")
         if self.pad is not None and self.max_length is None:
             raise ConfigError("pads to dataset.max_length, which is not set.", where="dataset.pad")
 
@@ -117,7 +117,7 @@ class TextSource:
         return bytes(self._texts.read(index)["text"]).decode()
 
     def _find_fields(self) -> Mapping[str, SourceLayout]:
-        """What the tokenizer gives, by the first text that it takes."""
+        """Find the tokenizer's fields, by the first text that it takes."""
         first: DataError | None = None
         for index in range(len(self)):
             try:

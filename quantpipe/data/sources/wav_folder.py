@@ -33,7 +33,7 @@ KEY = "dataset.feature"
 
 @dataclass(frozen=True)
 class Waveform:
-    """How a recording becomes samples. Lengths count values per channel, after resampling.
+    """Turn a recording into samples. Lengths count values per channel, after resampling.
 
     `channels`: `mono` (the mean of all), `first`, or `all` (an axis of channels comes before the axis of time).
     """
@@ -50,7 +50,7 @@ class Waveform:
         for name in ("sample_rate", "length", "frame", "hop"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{value!r} must be null or a whole number above 0.", where=f"dataset.{name}")
+                raise ConfigError(f"{value!r} must be null or an integer above 0.", where=f"dataset.{name}")
         for name in ("resample", "pad"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{getattr(self, name)!r} is not true or false.", where=f"dataset.{name}")
@@ -124,7 +124,7 @@ class SoundSource:
         self.fields = self._find_fields()
 
     def _first_rate(self, waveform: Waveform) -> Waveform:
-        """Without a sample rate given, all recordings must have that of the first."""
+        """Return the first recording's sample rate, which all must share if no rate is given."""
         for path in self._files:
             try:
                 return replace(waveform, sample_rate=int(_soundfile().info(path).samplerate))
@@ -146,7 +146,7 @@ class SoundSource:
         return self._waveform.frames(int(info.frames), int(info.samplerate))
 
     def _find_fields(self) -> Mapping[str, SourceLayout]:
-        """What the feature function gives, by the first recording that it takes."""
+        """Find the feature function's fields, by the first recording that it takes."""
         first: DataError | None = None
         for index in range(len(self)) if self._made is not None else ():
             try:

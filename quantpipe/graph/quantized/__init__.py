@@ -1,4 +1,4 @@
-"""Models that are quantized already: the float model behind them, and their scales and integers."""
+"""Models that are quantized already: their float model, and their scales and integers."""
 
 from quantpipe.graph.quantized.behind import Behind, behind
 from quantpipe.graph.quantized.locate import flat_view

@@ -23,9 +23,9 @@ Feeds = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """Hold the float model behind a file, and the file's own as `whole`.
+    """Hold the float model of a file, and the file's own model as `whole`.
 
-    Where the file has no integers, the two are one, and `given` is None.
+    For a file without integers, the two are the same, and `given` is None.
     """
 
     model: ir.Model

@@ -1,7 +1,7 @@
 """Ranges that are computed from each sample: DynamicQuantizeLinear with integer products, and what they are fused to.
 
-The sum of products, times the scale of the data and that of the weight, is the float product: where a file has these
-factors behind the sum, in whatever order, the float op takes the place of it all.
+The sum of products, times the scale of the data and the scale of the weight, is the float product. Where a file has
+these factors after the sum, in whatever order, the float op replaces all of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def dynamic_quantize(walk: Walk, node: ir.Node) -> None:
 
 
 def integer_product(walk: Walk, node: ir.Node) -> None:
-    """Put the float product in the place of an integer one and of the factors behind it."""
+    """Replace an integer product, and the factors after it, by the float product."""
     data, weight = node.inputs[0], node.inputs[1]
     op = INTEGER_PRODUCTS[node.op_type]
     if data is None or weight is None or (known := walk.stored.get(data)) is None:
@@ -74,9 +74,9 @@ def integer_product(walk: Walk, node: ir.Node) -> None:
 def _factors(
     walk: Walk, node: ir.Node, wanted: set[ir.Value], *, constant_too: bool
 ) -> tuple[ir.Value, np.ndarray | None, ir.Value | None] | None:
-    """(the value behind all factors of an integer sum, the constant one among them, a bias that is added to the sum).
+    """Return (the value after all factors of an integer sum, the constant factor, a bias that is added to the sum).
 
-    None where not every factor is found, each in a Mul behind a Cast.
+    None if some factor is missing; each is expected in a Mul after a Cast.
     """
     value, factor, bias, left = node.outputs[0], None, None, set(wanted)
     while left or (constant_too and factor is None):
@@ -200,7 +200,7 @@ def packed_product(walk: Walk, node: ir.Node) -> None:
 
 
 def _block_zeros(node: ir.Node, rows: int, blocks: int, bits: int) -> np.ndarray | None:
-    """The zero point of each block, `[rows, blocks]`; None where they are real numbers."""
+    """Return the zero point of each block, `[rows, blocks]`; None if they are floats."""
     value = _port(node, 3)
     if value is None:
         return np.full((rows, blocks), 1 << (bits - 1), np.int64)

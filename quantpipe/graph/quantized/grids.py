@@ -1,6 +1,6 @@
-"""Reading what a quantized file says of integers: grids from scales and zero points, and constants made real again.
+"""Read a quantized file's integers: grids from scales and zero points, and constants as real values again.
 
-Every contradiction is refused here, in one sentence that names the node.
+Every contradiction is rejected here, in one sentence that names the node.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def grid_of(
 ) -> Grid | None:
     """Return the grid of a node's scale and zero point; None where they are computed at run time.
 
-    A zero point of None is 0; `stored` gives the type then. `axis` is the axis of channels, for a scale with several
-    elements.
+    A zero point of None is 0; `stored` gives the type in that case. `axis` is the axis of channels, for a scale with
+    several elements.
 
     Raises ModelError for scales that are not positive (constants may have negative ones), zero points of another type
     or out of range, and different numbers of scales and zero points.
@@ -76,10 +76,10 @@ def grid_of(
 
 
 def refuse_scales(node: ir.Node, scale: NDArray[np.float32], *, constant: bool) -> None:
-    """Refuse, by ModelError, scales that no quantizer means.
+    """Reject, by ModelError, scales that no quantizer makes.
 
-    Those of blocks may have a sign (onnxruntime's quantizer divides what is furthest from 0 by -2^(bits - 1)), or be 0
-    where all weights of a block are. Other constants are mirrored where a scale is negative (`signs`).
+    Scales of blocks may have a sign (onnxruntime's quantizer divides the value farthest from 0 by -2^(bits - 1)), or be
+    0 where all weights of a block are. Other constants are mirrored where a scale is negative (`signs`).
     """
     blocks = scale.ndim > 1
     legal = np.isfinite(scale) & (True if blocks else scale != 0 if constant else scale > 0)

@@ -1,8 +1,8 @@
-"""Where the given tensors and integers of a file are in the cleaned float model.
+"""Find the given tensors and integers of a file in the cleaned float model.
 
 The clean-up renames constants, transposes them and multiplies channels by what a BatchNormalization has. Integers go
-along: a transposed weight has transposed integers, a channel times g has its scale times |g|. What it takes apart or
-joins otherwise is lost as a given one, and the report says so.
+along: a transposed weight has transposed integers, and a channel multiplied by g has its scale multiplied by |g|.
+Tensors that it splits or joins otherwise lose their integers, and the report lists them.
 """
 
 from __future__ import annotations

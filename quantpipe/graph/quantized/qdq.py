@@ -37,7 +37,7 @@ CARRIED = (
 
 
 def quantize(walk: Walk, node: ir.Node) -> None:
-    """Take a QuantizeLinear away: what it stores has its input's real numbers, on its grid."""
+    """Remove a QuantizeLinear: its output has the real values of its input, on its grid."""
     real, stored = node.inputs[0], node.outputs[0]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
     grid = grid_of(node, node.inputs[1], zero, stored, axis=int(attribute(node, "axis", 1)))
@@ -58,7 +58,7 @@ def quantize(walk: Walk, node: ir.Node) -> None:
 
 
 def _within(walk: Walk, real: ir.Value, grid: Grid) -> Grid:
-    """The grid of what a node copies, where it copies values of one scale: integers of no more bits than theirs.
+    """Return the narrower grid that a node inherits if it copies values of one scale, else the given grid.
 
     A tool that bounds integers to fewer bits than their type has need not bound copies of them again.
     """
@@ -82,7 +82,7 @@ def _copied(node: ir.Node) -> list[ir.Value]:
 
 
 def dequantize(walk: Walk, node: ir.Node) -> None:
-    """Take a DequantizeLinear away: its readers read the real numbers that the integers stand for."""
+    """Remove a DequantizeLinear: its readers read the real values that the integers represent."""
     integers = node.inputs[0]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
     grid = grid_of(node, node.inputs[1], zero, integers, axis=int(attribute(node, "axis", 1)))
@@ -108,9 +108,9 @@ def dequantize(walk: Walk, node: ir.Node) -> None:
 def multiplied(walk: Walk, node: ir.Node) -> None:
     """Take (q - z)·s away where it is written as Cast, Sub and Mul: it is what a DequantizeLinear gives.
 
-    Files say it so where a runtime must not see a DequantizeLinear, as realized QDQ files do in front of a Softmax.
-    A zero point of 0 needs no Sub. What does not end in a Mul by the scale stays as it is. A Cast to wider integers, or
-    back to the type that they are stored in, changes none of them, and they keep what they stand for.
+    Files use this form where a runtime must not see a DequantizeLinear, as realized QDQ files do before a Softmax. A
+    zero point of 0 needs no Sub. Chains that do not end in a Mul by the scale stay as they are. A Cast to wider
+    integers, or back to the type that they are stored in, changes no integer and keeps its meaning.
     """
     known = walk.stored.get(node.inputs[0]) if node.inputs[0] is not None else None
     if known is None or known.grid is None or not known.grid.single:
@@ -156,7 +156,7 @@ def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
 
 
 def move(walk: Walk, node: ir.Node) -> None:
-    """Let an op that moves integers, or chooses among some, do so with the real numbers that they stand for."""
+    """Let an op that moves or selects integers do so with the real values that they represent."""
     ports = moved_ports(node)
     found = {port: walk.stored.get(value) for port in ports if (value := node.inputs[port]) is not None}
     grids = [s.grid for s in found.values() if s is not None and s.grid is not None]
@@ -225,18 +225,18 @@ def limit(walk: Walk, node: ir.Node) -> None:
 
 
 def _read_beside(integers: ir.Value | None, node: ir.Node) -> bool:
-    """Whether somebody else reads integers as they are, without the bounds of this node."""
+    """Return whether another node reads integers as they are, without the bounds of this node."""
     return integers is not None and (integers.is_graph_output() or any(u.node is not node for u in integers.uses()))
 
 
 def _of_bits(grid: Grid) -> bool:
-    """Whether bounds are those of fewer bits (0 to 15, -7 to 7), not those of an activation (its zero point to 255)."""
+    """Return whether bounds belong to fewer bits (0 to 15, -7 to 7), not to an activation (its zero point to 255)."""
     count = grid.high - grid.low + 1
     return any(c & (c - 1) == 0 for c in (count, count + 1))
 
 
 def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: tuple[int, int]) -> ir.Value:
-    """The real Relu or Clip that bounds of integers stand for, which others read without them."""
+    """Return the float Relu or Clip for bounds of integers whose inputs have other readers without them."""
     zero, scale = int(before.zero), np.float32(before.scale)
     low = None if ends[0] == before.low else ends[0]
     high = None if ends[1] == before.high else ends[1]
@@ -250,7 +250,7 @@ def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: t
 
 
 def pad(walk: Walk, node: ir.Node) -> None:
-    """Let a Pad of integers pad the real numbers that they stand for, with the one that its integer stands for."""
+    """Let a Pad of integers pad their real values, with the real value of its pad integer."""
     data = node.inputs[0]
     known = walk.stored.get(data) if data is not None else None
     if known is None or known.grid is None or not known.grid.single or len(node.inputs) < 2:
@@ -287,9 +287,9 @@ def fold(walk: Walk, node: ir.Node) -> None:
 
 
 def refuse_open(walk: Walk, model: ir.Model) -> None:
-    """Refuse integers that something computes with as if they were numbers, by ModelError.
+    """Reject integers that some node uses as numbers in a computation, by ModelError.
 
-    Whoever stores a tensor in integers says how they are read: a DequantizeLinear, or an op that has scales.
+    A file that stores a tensor in integers defines how they are read: by a DequantizeLinear, or by an op with scales.
     """
     for node in model.graph:
         stores = node.op_type == QUANTIZE or node.op_type.startswith("QLinear")

@@ -67,10 +67,10 @@ def as_qdq(model: ir.Model, *, exact: bool = False) -> bool:
 
 
 def _without_raise(graph: ir.Graph, node: ir.Node) -> None:
-    """Take away what raises halves before a Quant, which rounds them to even: a quarter of a step of the sum.
+    """Remove the Add that makes ties round up before a Quant (half to even): a quarter of a step of the sum.
 
-    It stands for no real number. The steps of a sum are at most half of the Quant's, so it is an eighth of that or
-    less, by a power of two, in front of clamps if there are some.
+    It represents no real number. The steps of a sum are at most half of the Quant's. So the added number is an eighth
+    of the Quant's step or less, by a power of two, and precedes any clamps.
     """
     source, scale = node.inputs[0], constant(node.inputs[1])
     maker = source.producer() if source is not None else None
@@ -113,7 +113,7 @@ def _ends(bits: int, signed: bool, narrow: bool) -> tuple[int, int]:
 def _trunc(graph: ir.Graph, node: ir.Node, *, exact: bool) -> None:
     """Whole steps of a fine scale, cut to whole steps of a coarser one.
 
-    The greatest whole number below n + k / 2^m, k < 2^m, is the nearest one to it less 1/2 and half of a fine step.
+    The largest integer below n + k / 2^m, k < 2^m, is the nearest one to it less 1/2 and half of a fine step.
     """
     given = [constant(v) for v in node.inputs[1:]]
     if len(given) < TRUNC_WITH_SCALE - 2 or any(v is None or (v.size != 1 and p > 1) for p, v in enumerate(given)):

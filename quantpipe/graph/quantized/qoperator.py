@@ -1,4 +1,4 @@
-"""Ops that are integer by their name, such as QLinearConv: the float op that each stands for takes its place."""
+"""Replace ops that are integer by their name, such as QLinearConv, by the float op that each represents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _input(node: ir.Node, port: int | None) -> ir.Value | None:
 
 
 def _operand(walk: Walk, node: ir.Node, ports: Ports, axis: int | None) -> ir.Value | None:
-    """The real value behind an operand; None where its scale is no constant, or nothing is known of it."""
+    """Return the real value of an operand; None if its scale is no constant, or its grid is unknown."""
     integers = _input(node, ports.data)
     if integers is None:
         return None

@@ -1,7 +1,7 @@
-"""A quantized model whose Softmax nodes onnxruntime runs in real numbers.
+"""A quantized model whose Softmax nodes onnxruntime runs in float.
 
 Between DequantizeLinear and QuantizeLinear it replaces them by an approximation in integers, up to a step off
-(docs/numerics.md). What is behind them is then no measure of how a model was imported.
+(docs/numerics.md). Tensors after it then do not measure how a model was imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The float model behind a quantized one, and what the file gives of its tensors and weights.
+"""Restore the float model of a quantized one, and the grids that the file gives to its tensors and weights.
 
-Takes a model in which integers stand for real numbers: QuantizeLinear and DequantizeLinear (QDQ), ops with scales
-(QOperator), integer products behind DynamicQuantizeLinear, packed weights, QONNX's nodes. Gives the same network on
-real numbers, whose constants are the dequantized ones. What nobody knows how to read stays as it is, and is an island.
+Takes a model in which integers represent real values: QuantizeLinear and DequantizeLinear (QDQ), ops with scales
+(QOperator), integer products after DynamicQuantizeLinear, packed weights, QONNX's nodes. Gives the same network on real
+values, whose constants are the dequantized ones. Nodes without a known float form stay as they are, and are islands.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ MARKS = frozenset(READERS) - {*ON_INTEGERS, *CHOOSING, *LIMITS, CAST, PAD}
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Return whether some node of the main graph reads or makes integers that stand for real numbers."""
+    """Return whether some node of the main graph reads or makes integers that represent real values."""
     return any(n.domain in QONNX or (n.op_type in MARKS and n.domain in DOMAINS) for n in model.graph)
 
 
 def runnable(model: ir.Model) -> ir.Model:
     """Return the model as onnxruntime runs it: QONNX's nodes, which it does not have, are written in ONNX's own.
 
-    They are functions of real numbers, biases included, whatever integers the runtime would make of these.
+    They are functions of real values, biases included, whatever integers the runtime would make of these.
     """
     copy = copied(model)
     if not as_qdq(copy, exact=True):

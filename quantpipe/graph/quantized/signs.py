@@ -1,9 +1,9 @@
-"""Constants whose scale is negative: the same real numbers by a positive scale, integers mirrored about the zero point.
+"""Constants with a negative scale: the same real values on a positive scale, with mirrored integers.
 
 NNCF's symmetric weights and onnxruntime's 4-bit ones have such scales where the element of the largest magnitude is
-positive: -128 · -s is then that element exactly. Mirrored it is +128, which the type does not hold, so that such a grid
-is one of the next wider type, and a device of the same bits bounds that element, which the report counts. Blocks keep
-their signs: kernels with float scales of blocks take them.
+positive: -128 · -s is then that element exactly. Its mirror image is +128, which the type does not hold. Such a grid
+uses the next wider type, and a device with the same bits clips that element, which the report counts. Blocks keep their
+signs: kernels with float scales of blocks take them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def upright(node: ir.Node, values: NDArray[Any], grid: Grid) -> tuple[NDArray[An
 
 
 def _spread(array: NDArray[Any], shape: tuple[int, ...], axis: int | None) -> NDArray[Any]:
-    """What a grid says of all values or of channels, so that it broadcasts to the constant."""
+    """Return a grid's number for all values or per channel, so that it broadcasts to the constant."""
     if array.ndim == 0:
         return array
     at = (axis if axis is not None else 1) % len(shape)

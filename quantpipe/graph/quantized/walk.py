@@ -1,4 +1,4 @@
-"""The walk through a quantized model in which every tensor of integers gets the real tensor that it stands for."""
+"""Walk through a quantized model, and give every integer tensor its real tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a tensor of integers stands for: a real value on a grid; no grid where each sample has its own."""
+    """Hold the real value of an integer tensor, and its grid; no grid where each sample has its own."""
 
     real: ir.Value
     grid: Grid | None
@@ -30,7 +30,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """Hold the float model behind a quantized one, and what the file gives of its tensors and constants."""
+    """Hold the float model of a quantized one, and the grids of its tensors and constants."""
 
     model: ir.Model
     forms: tuple[str, ...]
@@ -43,9 +43,9 @@ class Restored:
 
 @dataclass(eq=False)
 class Walk:
-    """Hold a model on its way from integers to real numbers. It is changed in place.
+    """Hold a model during its conversion from integers to real values; it is changed in place.
 
-    `stored`: integers -> what they stand for. `clamped`: real values that a tool had clamped by their integers.
+    `stored`: integers -> their real values. `clamped`: real values that a tool had clamped by their integers.
     `weights`: real constants with the integers that they are made of. `dynamic`: real values whose ranges are computed
     from each sample, by the value of their scale. `forms`: how the quantized part is written.
     """
@@ -69,7 +69,7 @@ class Walk:
         return self.model.graph
 
     def keep(self, integers: ir.Value, real: ir.Value, grid: Grid | None, *, constant: bool = False) -> None:
-        """Note what integers stand for."""
+        """Record the real value and the grid of integers."""
         self.stored[integers] = Stored(real, grid, constant)
         self.integers[integers] = integers.name or ""
         before = self.grids.get(real)
@@ -87,7 +87,7 @@ class Walk:
         return name
 
     def real_name(self, integers: ir.Value) -> str:
-        """Return a free name for the real value that integers stand for: theirs, less what tools append."""
+        """Return a free name for the real value of integers: their name, without the suffixes of tools."""
         name = integers.name or "tensor"
         found = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s) and name != s), name)
         return self.free_name(found if found != name else f"{name}_real")
@@ -170,7 +170,8 @@ class Walk:
     def clamp(self, real: ir.Value, grid: Grid, before: ir.Node) -> ir.Value:
         """Return a real value as its grid clamps it at 0: with a Relu, where a tool may have left one out.
 
-        A grid that begins at 0 gives no negative number. Where it ends at 6 or 1, to half a step, a Clip stood there.
+        A grid that begins at 0 gives no negative number. If it ends at 6 or 1, to half a step, the original had a Clip
+        there.
         """
         producer = real.producer()
         if not grid.single or grid.low != int(grid.zero) or producer is None or producer.op_type not in CLAMPED:
@@ -190,7 +191,7 @@ class Walk:
         return made
 
     def apart(self, real: ir.Value, grid: Grid, before: ir.Node) -> ir.Value:
-        """Return a real value that may have this grid: another one behind an Identity, where it has another already."""
+        """Return a real value that may have this grid: one after an Identity, if it has another grid already."""
         other = self.grids.get(real)
         if other is None or other.same(grid):
             return real

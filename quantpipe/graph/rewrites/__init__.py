@@ -1,7 +1,7 @@
 """Small rewrites of a model into ops that hardware runs in integers; each gives the same function.
 
 A rewrite takes the graph and one of its nodes, and changes the graph in place when the node begins its pattern.
-(`unsigned` is none of these: it rewrites weights for the runtime, when a session loads a model.)
+(`unsigned` is different: it rewrites weights for the runtime, when a session loads a model.)
 """
 
 from collections.abc import Callable, Mapping

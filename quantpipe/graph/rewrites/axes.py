@@ -29,7 +29,7 @@ SMALL = 8
 
 
 def axes_joined(model: ir.Model, infer: Infer) -> ir.Model:
-    """Return a copy of a model in which equal axis sizes are computed once; the model itself if none is read.
+    """Return a copy of a model in which equal axis sizes are computed once; the model itself without such sizes.
 
     Declared names of axes are trusted. `infer` gives the axes of each tensor; tensors of the copy have the axes that it
     found.
@@ -64,7 +64,7 @@ def _both(found: Axes, declared: ir.Shape | None) -> ir.Shape:
 
 
 def _computed(node: ir.Node, axes: Mapping[str, Axes], sizes: set[ir.Value]) -> object:
-    """What a node computes of sizes, equal for nodes with equal results; None for one that computes something else."""
+    """Return a key of the size that a node computes, equal for equal results; None for any other node."""
     if is_op(node, SHAPE):
         read = _read(node, axes)
         said = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items()))
@@ -101,7 +101,7 @@ def _taken(node: ir.Node, axes: Mapping[str, Axes]) -> tuple[object, ...] | None
 
 
 def _read(node: ir.Node, axes: Mapping[str, Axes]) -> Axes | None:
-    """What a Shape gives."""
+    """Return the result of a Shape."""
     source = node.inputs[0]
     known = axes.get(source.name or "") if source is not None else None
     if known is None:

@@ -1,4 +1,4 @@
-"""Rows that a loop looks up bag by bag (an EmbeddingBag as TorchScript exports it), looked up in front of it.
+"""Move row look-ups of a loop (an EmbeddingBag as TorchScript exports it) to a single look-up before the loop.
 
 A part of places, then rows of these: the same as rows of all places, then a part of them. So the lookup is one Gather
 of the graph, whose table can be stored in integers, and the loop adds up rows.
@@ -16,7 +16,7 @@ from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_node,
 
 
 def rows_in_front(graph: ir.Graph, node: ir.Node) -> None:
-    """Look rows up in front of a Loop whose body slices places and looks up their rows."""
+    """Look rows up before a Loop whose body slices indices and looks up their rows."""
     if not is_op(node, "Loop"):
         return
     body = node.attributes["body"].as_graph()
@@ -46,7 +46,7 @@ def rows_in_front(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_part_of_rows(node: ir.Node, graph: ir.Graph) -> bool:
-    """Whether a node is a Slice along the first axis, with steps of one."""
+    """Return whether a node is a Slice along the first axis, with steps of one."""
     if not is_op(node, "Slice") or len(node.inputs) < 4:
         return False
     axes, steps = (_known(node.inputs[port], graph) if port < len(node.inputs) else np.ones(1) for port in (3, 4))

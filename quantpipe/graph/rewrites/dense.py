@@ -1,16 +1,16 @@
 """Dense layers over rows, as transformers have them: MatMul and Add of a bias on [B, S, K] become one Gemm.
 
 A Gemm is one kernel on every device, with its bias in the accumulator; a MatMul and an addition are two, with one more
-tensor rounded between them. The rows are laid flat before it and put back behind it, which moves no value:
+tensor rounded between them. The rows are flattened before it and unflattened after it, which moves no value:
 
     [B, S, K] -> Reshape [B·S, K] -> Gemm [B·S, N] -> Reshape [B, S, N]
 
-Exporters write the bias in many ways: as a vector, as [1, N] or [1, 1, N], as one number, or as [heads, size] behind
-the Reshape that parts the result into heads. A constant matrix may have leading axes of length one. All of these are
+Exporters write the bias in many ways. It is a vector, [1, N] or [1, 1, N], one number, or [heads, size] after the
+Reshape that splits the result into heads. A constant matrix may have leading axes of length one. All of these are
 brought to the same form first.
 
-Functions of single values behind a layer (Relu, Gelu) work on the flat rows, so that a kernel can take them in, and a
-layer that reads the rows of another takes them as they are.
+Functions of single values after a layer (Relu, Gelu) work on the flat rows, so that a kernel can fuse them. A layer
+that reads the rows of another one takes them as they are.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def flatten_rows(graph: ir.Graph) -> None:
 
 @dataclass(eq=False)
 class _Rows:
-    """Flat rows by the value they were made from, and the flat rows behind each value that was put back."""
+    """Hold flat rows by the value they were made from, and by the value that was made from them."""
 
     graph: ir.Graph
     flat: dict[ir.Value, ir.Value] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def _dense(graph: ir.Graph, node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _added(add: ir.Node, value: ir.Value) -> ir.Value | None:
-    """What an Add adds to a value."""
+    """Return the operand that an Add adds to a value."""
     return add.inputs[1 - list(add.inputs).index(value)]
 
 
@@ -192,7 +192,7 @@ def _weight_of_two_axes(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _bias_before_heads(graph: ir.Graph, node: ir.Node) -> None:
-    """Move a bias [heads, size] in front of the Reshape that parts the result of a MatMul into heads."""
+    """Move a bias [heads, size] to before the Reshape that splits the result of a MatMul into heads."""
     if not is_op(node, "MatMul") or node.inputs[1] is None or node.inputs[1].const_value is None:
         return
     heads = only_user(node.outputs[0], graph)
@@ -218,7 +218,7 @@ def _bias_before_heads(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _says_all(shape: ir.Value | None) -> bool:
-    """Whether a shape copies no axis of what it reshapes (by 0), so that it means the same for other views of it."""
+    """Return whether a shape copies no axis of its input (by 0), so that it is valid for other views of it."""
     maker = None if shape is None else shape.producer()
     parts = list(maker.inputs) if maker is not None and is_op(maker, "Concat") else [shape]
     arrays = [constant(part) for part in parts]

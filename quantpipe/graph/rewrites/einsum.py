@@ -2,7 +2,7 @@
 
 The letters of an equation are of four kinds: batch (in both operands and the result), rows (left and result), columns
 (right and result), summed (both operands only). With one letter of each of the last three kinds, and with any number of
-rows in front of a matrix, MatMul says the same. A constant with several columns or summed letters, as JAX writes dense
+rows before a matrix, MatMul is equivalent. A constant with several columns or summed letters, as JAX writes dense
 layers over heads, becomes a matrix first.
 """
 
@@ -46,7 +46,7 @@ class _Letters:
         return "".join(a for a in self.left if a in self.right and a not in self.result)
 
     def is_product(self) -> bool:
-        """Whether each letter is of one kind, and once in its term."""
+        """Return whether each letter is of one kind, and once in its term."""
         terms = (self.left, self.right, self.result)
         kinds = self.batch + self.rows + self.columns
         return all(len(set(t)) == len(t) for t in terms) and sorted(kinds) == sorted(self.result) and bool(self.summed)

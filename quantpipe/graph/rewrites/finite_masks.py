@@ -1,12 +1,12 @@
-"""Masks in front of a Softmax: of minus infinity they become ones of -1e30, so that every tensor is finite.
+"""Replace masks of minus infinity before a Softmax by masks of -1e30, so that every tensor is finite.
 
 Softmax gives exactly zero for either, in float32: exp(-1e30 - m) is zero for every m above -1e29. A tensor that holds
 infinities has no range, so a model with such a mask could not be calibrated.
 
-Where a device adds masks in 16 bits and never as real numbers, -1e30 or -3.4e38 leave the scores beside them no step.
-There they become -64: exp(-64) is 10^-28, nothing beside the weights of any score that is not as far below the others.
-A mask may be a sentinel times whole numbers, as in (1 - mask) · -3.4e38 with a mask of int64: none of them is so small
-that the product would not be one. Times real numbers it may be anything, and stays as it is.
+Where a device adds masks in 16 bits and never in float, -1e30 or -3.4e38 leave no step for the scores. There they
+become -64: exp(-64) is 10^-28, nothing compared with the weight of any score that is not as far below the others. A
+mask may be a sentinel times integers, as in (1 - mask) · -3.4e38 with a mask of int64; no such integer is small enough
+to make the product a normal score. Times floats it may be anything, and stays as it is.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _is_very_low(array: Array) -> bool:
 
 
 def _is_whole(value: ir.Value | None) -> bool:
-    """Whether a value holds whole numbers: made of integers, of truth values, and of whole constants."""
+    """Return whether a value is integral: made of integers, of bools, and of integral constants."""
     if value is None:
         return False
     array, maker = constant(value), value.producer()
@@ -118,7 +118,7 @@ def _is_whole(value: ir.Value | None) -> bool:
 
 
 def _ends(node: ir.Node, graph: ir.Graph) -> bool:
-    """Whether whatever is made of a node's result is the input of a Softmax."""
+    """Return whether everything made of a node's result is the input of a Softmax."""
     waiting, seen = list(node.outputs), set(node.outputs)
     while waiting:
         value = waiting.pop()

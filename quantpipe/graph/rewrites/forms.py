@@ -1,4 +1,4 @@
-"""Two ops that say the same as others, written as those: a pool over the whole map, a matrix product with its bias."""
+"""Rewrite two ops as equivalent ones: a pool over the whole map, and a matrix product with its bias."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def gelu(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_half_of(value: ir.Value | None, data: ir.Value) -> bool:
-    """Whether a value is x / 2."""
+    """Return whether a value is x / 2."""
     node = value.producer() if value is not None else None
     if node is None or not is_op(node, "Mul", "Div"):
         return False

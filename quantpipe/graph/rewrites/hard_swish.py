@@ -14,8 +14,8 @@ from quantpipe.graph.rewrites.tools import CLOSE, attribute, is_op, new_node, on
 def hard_swish(graph: ir.Graph, node: ir.Node) -> None:
     """Replace the HardSwish that ends in this Mul of x by its gate.
 
-    The forms are (x·clip(x + 3, 0, 6))/6, (x/6)·clip(x + 3, 0, 6), and x·HardSigmoid(x; 1/6, 1/2), which `hard_sigmoid`
-    makes of x·(clip(x + 3, 0, 6)/6).
+    The forms are (x·clip(x + 3, 0, 6))/6, (x/6)·clip(x + 3, 0, 6), and x·HardSigmoid(x; 1/6, 1/2). `hard_sigmoid` makes
+    the last one of x·(clip(x + 3, 0, 6)/6).
     """
     if not is_op(node, "Mul") or len(node.inputs) != 2:
         return

@@ -1,8 +1,9 @@
 """Write the nodes of (x - mean) / √(variance + ε) · gain + offset over the last axis as LayerNormalization.
 
-Models before opset 17 have it in several nodes. The op is one node in real numbers, whose gain and offset accuracy
-recovery can change. Exporters of PyTorch divide the deviation by the root and multiply by the gain; JAX multiplies the
-reciprocal root by the gain first; TensorFlow multiplies x by that product and takes the mean times it off the offset.
+Models before opset 17 have it in several nodes. The op is one node in float, whose gain and offset accuracy recovery
+can change. Exporters of PyTorch divide the deviation by the root and multiply by the gain. JAX multiplies the
+reciprocal root by the gain first. TensorFlow multiplies x by that product and subtracts the mean times it from the
+offset.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _spread(node: ir.Node) -> tuple[float, ir.Value | None]:
 
 
 def _ends(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
-    """What the root is used for, in the forms that exporters write."""
+    """Yield the matches that use the root, in the forms that exporters write."""
     root = rows.seen(graph, node.outputs[0])
     user = only_user(root, graph)
     if is_op(node, "Sqrt"):
@@ -79,7 +80,7 @@ def _ends(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
 
 
 def _quotient(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
-    """(x - mean) / root, the gain before or behind it."""
+    """Yield matches of (x - mean) / root, with the gain before or after it."""
     yield from _from_deviation(graph, node, node.inputs[0], data, gain=None)
 
 
@@ -101,7 +102,7 @@ def _multiplied(graph: ir.Graph, factor: ir.Value, data: ir.Value, gain: ir.Valu
 def _from_deviation(
     graph: ir.Graph, node: ir.Node, deviation: ir.Value | None, data: ir.Value, *, gain: ir.Value | None
 ) -> Iterator[_Found]:
-    """The end of a normalization whose result without what follows is that of `node`."""
+    """Yield the matches at the end of a normalization, after the normalized deviation `node`."""
     if rows.centred(deviation) is not data:
         before = rows.producer(deviation)
         if gain is not None or before is None or not is_op(before, "Mul"):

@@ -1,4 +1,4 @@
-"""The forms in which a pattern may stand in a clean model.
+"""List the forms that a pattern may have in a clean model.
 
 The clean-up makes one Gemm of a MatMul and the addition of its bias, and exporters write dense layers so, too. A
 package that writes the two ops in its function means both.

@@ -1,7 +1,7 @@
 """Write the nodes of x / √(mean(x²) + ε) · gain over the last axis as RMSNormalization (Zhang and Sennrich 2019).
 
-Language models have it in several nodes: exporters know the op from opset 23 on. As one node it is a kernel of a device
-that has one, and one tensor is rounded behind it in place of six, among them x², whose range no 8 bits hold.
+Language models have it in several nodes: exporters know the op from opset 23 on. As one node it can be a single device
+kernel. Then one tensor is rounded after it instead of six, among them x², whose range no 8 bits hold.
 """
 
 from __future__ import annotations

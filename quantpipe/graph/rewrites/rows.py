@@ -39,7 +39,7 @@ def bare(value: ir.Value | None) -> ir.Value | None:
 
 
 def _keeps_rows(node: ir.Node) -> bool:
-    """Whether a view leaves the order of rows: [..., C] to itself, [...] to [..., 1], [..., 1] to [..., C]."""
+    """Return whether a view keeps the order of rows: [..., C] to itself, [...] to [..., 1], [..., 1] to [..., C]."""
     if is_op(node, "Identity"):
         return True
     before, after = (None if v is None else v.shape for v in (node.inputs[0], node.outputs[0]))
@@ -54,7 +54,7 @@ def _keeps_rows(node: ir.Node) -> bool:
 
 
 def _alike(before: Sequence[object], after: Sequence[object]) -> bool:
-    """Whether two shapes are the same but for names of free axes, of which one at most may differ."""
+    """Return whether two shapes are equal but for names of free axes, of which at most one may differ."""
     nameless = ir.SymbolicDim(None)
     differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b or a == nameless]
     return len(differing) <= 1 and not any(isinstance(a, int) and isinstance(b, int) for a, b in differing)
@@ -102,7 +102,7 @@ def _width(value: ir.Value | None) -> int | None:
 
 
 def under_root(node: ir.Node) -> Iterator[tuple[float, ir.Value | None]]:
-    """Yield (ε, value) where a node is the root of value + ε, or one over it; ε stands on either side."""
+    """Yield (ε, value) if a node is the root of value + ε, or one over it; ε may be either operand."""
     powered = is_op(node, "Pow") and number(node.inputs[1]) == -0.5
     add = producer(bare(node.inputs[0])) if powered or is_op(node, "Sqrt") else None
     if add is None or not is_op(add, "Add"):
@@ -153,13 +153,13 @@ def varied(value: ir.Value | None) -> ir.Value | None:
 
 
 def _at_zero(node: ir.Node) -> bool:
-    """Whether a node is a clip at zero from below alone."""
+    """Return whether a node is a clip at zero from below alone."""
     bounded = is_op(node, "Clip") and len(node.inputs) > 1 and number(node.inputs[1]) == 0.0
     return bounded and (len(node.inputs) < 3 or node.inputs[2] is None)
 
 
 def seen(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """Return a value behind the views that it alone is read by."""
+    """Return a value after the views that are its only readers."""
     user = only_user(value, graph)
     while user is not None and bare(user.outputs[0]) is bare(value) and is_op(user, *VIEWS):
         value, user = user.outputs[0], only_user(user.outputs[0], graph)

@@ -1,4 +1,4 @@
-"""What the rewrites share: constants, new nodes, putting a result in another's place."""
+"""Tools of the rewrites: constants, new nodes, and the replacement of results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def new_node(
 ) -> ir.Value:
     """Insert a node with one output before `before`, and return the output.
 
-    An input of None is an absent optional input; a name of None is generated.
+    None is an absent optional input; without a name one is generated.
     """
     attrs = convert_attributes(dict(attributes or {}))
     node = ir.Node("", op, inputs=list(inputs), attributes=attrs, num_outputs=1, name=name)

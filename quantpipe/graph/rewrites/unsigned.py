@@ -1,8 +1,8 @@
 """int8 weights in files as uint8 ones, for onnxruntime's exact kernels on CPUs that add pairs of products in int16.
 
-The runtime makes them itself where it is asked for these kernels, in memory and twice; for a model whose weights lie in
-files that is many times what a layer takes. So they are made here, one at a time and in files, and it finds nothing
-left to do: w + 128 about the zero point z + 128 is what w about z was.
+The runtime makes them itself where it is asked for these kernels, in memory and twice. For a model with external
+weights that is many times the memory of a layer. So they are made here, one at a time and in files, and the runtime has
+nothing left to do: w + 128 about the zero point z + 128 equals w about z.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def unsigned_weights(model: ir.Model) -> ir.Model:
 
 
 def _zeros_of(value: ir.Value) -> list[Zero]:
-    """Where the zero points of a weight stand, one for each reader; none where it is not one to be changed."""
+    """Return the zero points of a weight, one for each reader; none if it is not a weight to change."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.INT8 or not place_of(tensor) or value.is_graph_output():
         return []
@@ -67,8 +67,7 @@ def _zeros_of(value: ir.Value) -> list[Zero]:
 def _zero_of(node: ir.Node, port: int) -> Zero | None:
     """Return the place of one reader's zero point, by the port where it reads the weight.
 
-    The result is None where the reader does not multiply uint8 data by the weight, or where the zero point is no
-    constant.
+    The result is None if the reader does not multiply uint8 data by the weight, or if the zero point is no constant.
     """
     if node.op_type == DEQUANTIZE:
         users = list(node.outputs[0].uses())
@@ -86,7 +85,7 @@ def _zero_of(node: ir.Node, port: int) -> Zero | None:
 
 
 def _multiplies_uint8(node: ir.Node, port: int) -> bool:
-    """Whether a node multiplies what leaves uint8 right before it by what it reads at this port."""
+    """Return whether a node multiplies data that was uint8 right before it by the value at this port."""
     data = node.inputs[0]
     maker = data.producer() if data is not None else None
     unsigned = maker is not None and maker.op_type == DEQUANTIZE and _is_uint8(_input(maker, ZERO))
@@ -94,7 +93,7 @@ def _multiplies_uint8(node: ir.Node, port: int) -> bool:
 
 
 def _is_uint8(zero: ir.Value | None) -> bool:
-    """Whether this is the zero point of uint8 numbers."""
+    """Return whether this is the zero point of uint8 numbers."""
     return zero is not None and zero.const_value is not None and zero.const_value.dtype == ir.DataType.UINT8
 
 
@@ -103,7 +102,7 @@ def _input(node: ir.Node, port: int) -> ir.Value | None:
 
 
 def _unsigned_zero(node: ir.Node, port: int) -> NDArray[np.uint8]:
-    """That of uint8 numbers for the one of int8 numbers that stands there (none: 0, in the shape of the scale)."""
+    """Return the uint8 zero point for the int8 one (absent: 0, in the shape of the scale)."""
     given = constant(_input(node, port))
     if given is not None:
         return np.asarray(given.view(np.uint8) ^ SIGN)

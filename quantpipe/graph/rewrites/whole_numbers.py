@@ -1,8 +1,8 @@
-"""ConvInteger as Conv of whole numbers in float32, which onnxruntime runs several times as fast.
+"""Run ConvInteger as Conv of integral float32 values, which onnxruntime computes several times as fast.
 
-Its integer kernel writes every window out, and goes group by group where channels stand alone. Float32 holds every
-whole number up to 2^24; where the weights keep all sums below that, whatever the data, the results are the same numbers
-in whatever order they are added.
+Its integer kernel writes every window out, and goes group by group for depthwise convolutions. Float32 holds every
+integer up to 2^24. Where the weights keep all sums below that, whatever the data, the results are the same numbers in
+whatever order they are added.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ EXACT = 1 << 24
 
 
 def whole_number_convolutions(model: ir.Model) -> ir.Model:
-    """Return a copy of a model in which each ConvInteger is a Conv of whole numbers, where that is exact.
+    """Return a copy of a model in which each ConvInteger is a Conv of integral floats, where that is exact.
 
-    It is for measuring what a model computes, and not for a device. The model itself is returned where there is none.
+    It is for measuring a model's numbers, and not for a device. The model itself is returned if it has no such node.
     """
     if not any(_weights_of(node) is not None for node in model.graph):
         return model

@@ -147,7 +147,7 @@ def window_loops(node: Node, data: Buffer, out: Buffer, *, begin: str, inner: st
 
 
 def _channels(walk: Walk, term: Term, data: Buffer, out: Buffer) -> tuple[int, ...]:
-    """Where an operand's number per channel lies, against the result."""
+    """Return the place of an operand's number per channel, relative to the result."""
     several = term.ratio.size > 1 or (term.fixed is not None and term.fixed.multiplier.size > 1)
     if not several:
         return (0,) * len(out.shape)
@@ -156,7 +156,7 @@ def _channels(walk: Walk, term: Term, data: Buffer, out: Buffer) -> tuple[int, .
 
 
 def _bounds(r: Requantize | None, out: Buffer) -> tuple[int, ...]:
-    """Where the bounds of a channel lie, against the result."""
+    """Return the place of a channel's bounds, relative to the result."""
     several = r is not None and r.by_channel is not None and len(out.shape) > 1
     return axis_strides(1, len(out.shape)) if several else (0,) * len(out.shape)
 

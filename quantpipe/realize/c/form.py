@@ -1,8 +1,9 @@
 """The C form: one C99 file with all weights and integer kernels of a model, without allocation.
 
-The file computes in integers what the plan says; where a device multiplies by real numbers, it does so in float32. It
-takes the integers of the inputs and gives those of the outputs. With `QUANTPIPE_FLOAT_API` it has functions that make
-integers of real inputs and real numbers of integer outputs, with `QUANTPIPE_MAIN` a program that reads and writes them.
+The file computes the plan in integers; where a device multiplies by floats, it does so in float32. It takes the
+integers of the inputs and gives the integers of the outputs. With `QUANTPIPE_FLOAT_API` it has functions that convert
+float inputs to integers and integer outputs to floats. With `QUANTPIPE_MAIN` it has a program that reads and writes
+integers.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class CForm:
         return WrittenForm({self.file: text.encode()}, facts, howto(self.file, walk, made.preprocessing))
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
-        """Return what runs the file in a folder, compiled anew."""
+        """Return a runner of the file in a folder, compiled again."""
         walk = walked(graph, topology, plan)
         _blocks(walk)
         return CRunner((folder / self.file).read_text(), walk)
@@ -136,7 +137,7 @@ def _run(walk: Walk) -> str:
 
 
 def _on_demand(walk: Walk) -> str:
-    """The parts of the file that are compiled on demand: conversions of real numbers, and a program."""
+    """Return the parts of the file that are compiled on demand: float conversions, and a program."""
     listed = "\n".join(
         f" *   {n}: {comment(name)}, {b.ctype} {list(b.shape)}" for n, (name, b) in enumerate(walk.traced)
     )

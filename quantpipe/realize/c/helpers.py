@@ -1,8 +1,8 @@
 """The small functions that kernels of a C model call: rounding, narrowing, overflow. Each is written where it is used.
 
-They say in C what `quantpipe/intmath.py` says in NumPy. No signed number is shifted left, and none below zero to the
-right, so every step is defined by the standard; products of real numbers are stored before they are used, so that no
-compiler fuses them with a sum.
+They implement `quantpipe/intmath.py` in C. No signed number is shifted left, and no negative one to the right, so every
+step is defined by the standard. Products of floats are stored before they are used, so that no compiler fuses them with
+a sum.
 """
 
 from __future__ import annotations

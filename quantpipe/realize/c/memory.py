@@ -1,4 +1,4 @@
-"""Where the tensors of a C model lie: one static block per width of element, shared by tensors that do not overlap.
+"""Place the tensors of a C model: one static block per element width, shared by tensors that do not overlap.
 
 Takes the steps of the model with what each of them reads and writes; gives an offset per buffer. Blocks hold elements
 of one width, so that no memory is ever read as another type than it was written as.
@@ -74,7 +74,7 @@ def ctype(dtype: DType) -> str:
 class Step:
     """Hold one statement of a model's run, and the buffers that it reads and writes.
 
-    `shown`: a tensor that can be looked at behind it.
+    `shown`: a tensor that can be observed after it.
     """
 
     code: str

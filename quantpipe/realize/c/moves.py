@@ -1,8 +1,8 @@
 """Ops that move or select values, in C.
 
-What a moving op does is found by running it once on places instead of values: the result says which element of which
-operand stands where. That is written as a few nested loops where the places are regular, else as a table of places. So
-no op needs a rule of its own; those that choose among values (maxima, minima, the largest of several) do.
+The result of a moving op is found by running it once on indices instead of values: the result shows which element of
+which operand goes where. Regular indices become a few nested loops, others a table. So moving ops need no rules of
+their own; ops that choose among values (maxima, minima, the largest of several) do.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _behind(sizes: list[int], axis: int) -> int:
 
 
 def _places(walk: Walk, node: Node, data: dict[int, Buffer]) -> NDArray[np.int64]:
-    """Which element stands where in the result: 1 + its place among all operands in a row; 0: none, padding."""
+    """Return the source of each result element: 1 + its index among all operands in a row; 0 is padding."""
     total = 1 + sum(b.count for b in data.values())
     kind = ir.DataType.FLOAT if total < FLOAT_HOLDS else ir.DataType.DOUBLE
     builder = GraphBuilder("places", walk.graph.opset, 9)

@@ -1,4 +1,4 @@
-"""How a sum is narrowed to a stored integer, as C expressions."""
+"""Narrow a sum to a stored integer, as C expressions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quantpipe.types import DType, FixedPoint, Limit, Requantize, RequantizeKind
 
 
 def limited(source: Source, acc: str, limit: Limit | None) -> str:
-    """Return what an accumulator's type leaves of a sum."""
+    """Return a sum as an accumulator's type holds it."""
     if limit is None:
         return acc
     return f"{source.use(helpers.LIMIT[limit.overflow.value])}({acc}, {limit.width})"
@@ -77,13 +77,13 @@ def narrowed(source: Source, r: Requantize, acc: str, *, channel: str) -> str:
 
 
 def _real(source: Source, r: Requantize, acc: str, channel: str) -> str:
-    """One float32 product, rounded; the zero point before or behind that."""
+    """Return one float32 product, rounded, with the zero point added before or after rounding."""
     product = f"{source.use('qp_product')}((float)({acc}), {per_channel(source, r.multiplier, DType.FLOAT32, channel)})"
     return stored_real(source, r, f"{product} + {r.zero_point}.0f" if r.zero_first and r.zero_point else product)
 
 
 def stored_real(source: Source, r: Requantize, real: str) -> str:
-    """Return the stored integer of a real number in steps of the result; with `zero_first` the zero point is in it."""
+    """Return the stored integer of a float in steps of the result; with `zero_first` the zero point is included."""
     rounded = f"{source.use(helpers.ROUND[str(r.rounding)])}({real})"
     whole = source.use("qp_whole")
     if r.zero_first:

@@ -1,4 +1,4 @@
-"""The parts of a C file that are compiled on demand: conversions from and to real numbers, and a program."""
+"""The parts of a C file that are compiled on demand: conversions from and to floats, and a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = "-std=c99 -O2"
 
 
 def float_api(walk: Walk) -> str:
-    """Return functions that make integers of real inputs, and real numbers of integer outputs."""
+    """Return functions that convert float inputs to integers, and integer outputs to floats."""
     parts = ["#ifdef QUANTPIPE_FLOAT_API\n#include <math.h>\n"]
     for n, (name, buffer) in enumerate(zip(entering(walk), walk.inputs, strict=True)):
         q = walk.plan.quantizers[name]
@@ -56,8 +56,8 @@ def entering(walk: Walk) -> list[str]:
 def main(walk: Walk) -> str:
     """Return a program that runs the model on all samples of its standard input.
 
-    A sample is the integers of every input, one behind another, in the byte order of the machine. It writes those of
-    the outputs; with `QUANTPIPE_TRACE` instead those of every tensor. Its argument: how often each sample is run.
+    A sample is the integers of every input, one after the other, in the byte order of the machine. It writes the
+    integers of the outputs, or with `QUANTPIPE_TRACE` of every tensor. Its argument is how often each sample is run.
     """
     inputs = "\n".join(f"static {b.ctype} input{n}[{b.count}];" for n, b in enumerate(walk.inputs))
     outputs = "\n".join(f"static {b.ctype} output{n}[{b.count}];" for n, b in enumerate(walk.outputs))

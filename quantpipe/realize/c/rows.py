@@ -1,6 +1,6 @@
 """Integer programs (functions of rows: Softmax, normalizations, means over axes) in C: a loop over int64 per step.
 
-The steps are those of `types/program.py`. Each has bounds that no input exceeds, so no sum and no product overflows.
+The steps are defined in `types/program.py`. Each has bounds that no input exceeds, so no sum and no product overflows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLES = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 
 
 def program(walk: Walk, node: Node, kernel: Kernel) -> None:
-    """Write all steps of a program, and the narrowing behind them."""
+    """Write all steps of a program, and the narrowing after them."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Program)  # noqa: S101  (the walk asks for programs only; narrows the type)
     values = [_centred(walk, node, kernel, number) for number in range(plan.operands)]
@@ -67,7 +67,7 @@ def _written(source: Source, step: Step, given: Sequence[Buffer], title: str) ->
 
 
 def _each(source: Source, step: Step, given: Sequence[Buffer], title: str) -> Buffer:
-    """A step that goes element by element; what is missing of its operands is in its numbers."""
+    """Write an element-wise step; missing operands are among its numbers."""
     numbers = _numbers(step)
     inside = step.op not in (StepOp.TABLE, StepOp.CLIP) and len(given) < 2
     shapes = [b.shape for b in given] + ([numbers.shape] if inside else [])
@@ -84,7 +84,7 @@ def _each(source: Source, step: Step, given: Sequence[Buffer], title: str) -> Bu
 
 
 def _over(source: Source, step: Step, data: Buffer, title: str) -> Buffer:
-    """The greatest or the sum along axes, which stay with one element."""
+    """Write the maximum or the sum along axes, which keep one element."""
     axes = {axis % len(data.shape) for axis in step.axes}
     made = _new(source, tuple(1 if axis in axes else n for axis, n in enumerate(data.shape)))
     strides = strides_of(data.shape)

@@ -28,13 +28,13 @@ SECONDS = 0.3
 
 
 def compiler() -> str | None:
-    """Return the C compiler of this machine: that of the variable CC, else the first of the usual names."""
+    """Return the C compiler of this machine: the variable CC, else the first of the usual names."""
     names = [own] if (own := os.environ.get("CC")) else NAMES
     return next((found for name in names if (found := shutil.which(name)) is not None), None)
 
 
 def missing_compiler() -> str:
-    """Return what to do where there is no compiler."""
+    """Return advice for a machine without a compiler."""
     return f"there is no C compiler on this machine (looked for {', '.join(NAMES)}); install one, or name it in CC"
 
 
@@ -75,7 +75,7 @@ class CRunner:
         return list(dict.fromkeys(name for name, _ in self._walk.traced))
 
     def takes(self, inputs: Feeds) -> bool:
-        """Return whether samples have the shape that the file is made for, beside the number of samples."""
+        """Return whether samples have the shape that the file is made for, the number of samples aside."""
         shapes = {name: self._walk.graph.shapes[name] for name in self._names}
         same = all(np.shape(inputs[name])[1:] == shape[1:] for name, shape in shapes.items())
         return same and all(np.shape(inputs[name])[0] % shape[0] == 0 for name, shape in shapes.items() if shape)

@@ -35,12 +35,12 @@ class Source:
 
     @property
     def helpers(self) -> list[str]:
-        """Return the helpers in use, each behind those that it calls."""
+        """Return the helpers in use, each after those that it calls."""
         return [HELPERS[name] for name in HELPERS if name in self._helpers]
 
     @property
     def real(self) -> bool:
-        """Return whether anything computes in real numbers."""
+        """Return whether anything computes in float."""
         return not REAL.isdisjoint(self._helpers)
 
     def use(self, helper: str) -> str:
@@ -66,7 +66,7 @@ class Source:
     def call(self, title: str, body: str, inputs: Sequence[Buffer], output: Buffer) -> None:
         """Write a function over buffers, and the statement that calls it.
 
-        `body` reads `x0`, `x1`, … and writes `y`; `title` says what it is, as a comment.
+        `body` reads `x0`, `x1`, … and writes `y`; `title` becomes its comment.
         """
         name = f"f{len(self.functions)}"
         parameters = [f"const {b.ctype} *x{n}" for n, b in enumerate(inputs)] + [f"{output.ctype} *y"]
@@ -78,7 +78,7 @@ class Source:
 
 
 def comment(text: str) -> str:
-    """Return a text as it may stand in a comment."""
+    """Return a text in a form that is legal in a comment."""
     plain = "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?").replace("\\", "/")
 
@@ -100,7 +100,7 @@ def _string(values: NDArray[np.uint8]) -> str:
 
 
 def integer(value: int) -> str:
-    """Return a whole number as C writes it; the least of a type is no literal of that type."""
+    """Return an integer as C writes it; the minimum of a type is no literal of that type."""
     if value == -(1 << 63):
         return "INT64_MIN"
     if value == -(1 << 31):

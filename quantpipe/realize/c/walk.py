@@ -1,7 +1,7 @@
 """The walk over a model that is written in C: every tensor as a buffer, in the forms that its readers want.
 
-A C file is made for one shape of the inputs, that of a single sample as it was measured. So whatever follows from
-shapes alone is a constant of the file, and a tensor that is only moved can be a table of places.
+A C file is made for one shape of the inputs, the shape of a single sample as it was measured. So everything that
+follows from shapes alone is a constant of the file, and a tensor that is only moved can be a table of indices.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Walk:
         raise HardwareError(f"{tensor} does not exist as {form} integers", stage="realize", where=tensor)
 
     def operand(self, kernel: Kernel, number: int) -> Buffer:
-        """Return what a kernel that keeps the scale reads, at the scale of its result."""
+        """Return the operand of a kernel that keeps the scale, at the scale of its result."""
         operand = kernel.operands[number]
         data = self.stored(operand.tensor, operand.form)
         return self._rescale(operand.tensor, kernel.output, data) if operand.rescaled else data
@@ -126,7 +126,7 @@ class Walk:
         return axis_strides(fr.output_axis(self.graph, tensor), len(self.graph.shapes[tensor]))
 
     def _enter(self, name: str) -> None:
-        """An input of the model: an argument that holds its integers; one that only sets shapes is none."""
+        """Add an input of the model: an argument with its integers; one that only sets shapes is left out."""
         if name in self.plan.quantizers:
             q = self.plan.quantizers[name]
             buffer = Buffer(f"in{len(self.inputs)}", q.dtype, self.graph.shapes[name], external=True)
@@ -145,7 +145,7 @@ class Walk:
         return self.stored(name, form)
 
     def _refuse_islands(self) -> None:
-        """HardwareError for nodes that compute real numbers; shapes are no numbers of the data."""
+        """Raise HardwareError for float nodes; arithmetic on shapes does not count."""
         inside = {*self.topology.kernel_of, *self.topology.fused_into}
         floats = [n for n in self.graph.nodes if n.name not in inside and not of_shapes(self.graph, n)]
         if not floats:
@@ -161,7 +161,7 @@ class Walk:
         )
 
     def _accumulator(self, kernel: Kernel) -> DType:
-        """The type of an accumulator that is handed on: that of its source, or what holds every sum."""
+        """Return the type of an accumulator that stays one: its source's type, or one that holds every sum."""
         numbers = self.plan.kernels[kernel.node]
         if isinstance(numbers, Accumulate | Contract | Sum):
             limit = getattr(numbers, "limit", None)

@@ -1,4 +1,4 @@
-"""Where real numbers in float32, rounded by QONNX's nodes, are exactly what a plan says, and where they are not."""
+"""Decide where float32 values, rounded by QONNX's nodes, are exactly the plan's, and where they are not."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Narrowing:
     """Say how a real result becomes integers.
 
     Attributes:
-        rounding: What a node has to do; halves never go up, they are moved beforehand.
-        raised: A quarter of a step is added beforehand, so that halves go up.
+        rounding: The rounding of the node; ties never go up, they are moved beforehand.
+        raised: A quarter of a step is added beforehand, so that ties go up.
         shift: By how many bits Trunc cuts; 0 elsewhere.
         reason: Why the integers may be others than the plan's; None where they are not.
     """

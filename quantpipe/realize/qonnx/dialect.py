@@ -6,10 +6,10 @@ The nodes (fastmachinelearning/qonnx, docs/qonnx-custom-ops), in float32:
 * `BipolarQuant(x, scale)` = ±scale, by the sign of x: weights of -1 and 1
 * `Trunc(x, scale, zero, bits, out_scale, out_bits)`, version 2: whole steps of `scale` cut to whole ones of `out_scale`
 
-So an accumulator exists as a real number only. Where all scales are powers of two and sums stay below 2^22 steps,
-float32 holds them exactly, and the form computes what the device does; `inexact` says where it does not. Quant rounds
-halves to even. A device that rounds them up is said by a quarter of an accumulator's step, in the bias where there is
-one: it moves halves, and no other sum, to the other side.
+So an accumulator exists as a float value only. Where all scales are powers of two and sums stay below 2^22 steps,
+float32 holds them exactly, and the form computes the device's integers; `inexact` lists the exceptions. Quant rounds
+ties to even. For a device that rounds ties up, a quarter of an accumulator's step is added, in the bias where there is
+one: it moves ties, and no other sum, to the other side.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WIDE = 32
 
 
 class Qonnx(VendorQdq):
-    """Write the QONNX form, and remember where it would compute something else than the plan says."""
+    """Write the QONNX form, and record where it would compute other numbers than the plan."""
 
     name = "qonnx"
 
@@ -71,7 +71,7 @@ class Qonnx(VendorQdq):
         return context.builder.op("Identity", value, name=f"{tensor}/real", output=tensor, claim=True)
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Write Quant behind an accumulator that is also read as it is."""
+        """Write Quant after an accumulator that is also read as it is."""
         output, step = context.plan.narrowings[tensor], context.plan.raw_scales[tensor]
         how = self._how(context, tensor, output, 0)
         real = self._raised(context, value, how, step, name=tensor)
@@ -82,7 +82,7 @@ class Qonnx(VendorQdq):
         return self._at(context, context.plan.quantizers[target], value, f"{tensor}_as_{target}")
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
-        """Write the real values of a constant that is read as data, and Quant behind them."""
+        """Write the real values of a constant that is read as data, and Quant after them."""
         q = context.plan.quantizers[tensor]
         centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
         value = self.constant(context, f"{tensor}_on_grid", centred * np.float32(q.scale))
@@ -165,7 +165,7 @@ class Qonnx(VendorQdq):
         return self._kept(context, kernel, raised, plan.output, how=how)
 
     def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write the op on real values: what lies on a grid stays there."""
+        """Write the op on real values: values on a grid stay there."""
         data = {o.port: context.operand(o, kernel.output) for o in kernel.operands}
         inputs = [data[p] if p in data else context.real(t) for p, t in enumerate(node.inputs)]
         return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
@@ -205,12 +205,12 @@ class Qonnx(VendorQdq):
         return self._nodes(context).quant(real, Grid.of(q), output)
 
     def _within(self, context: Context, real: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
-        """A clamp of real numbers where bounds are tighter than those of Quant's bits."""
+        """Write a clamp of float values where bounds are tighter than the bounds of Quant's bits."""
         least, most = Grid.of(q).ends
         return self._clamped(context, real, q, low if low > least else None, high=high if high < most else None)
 
     def _within_channels(self, context: Context, tensor: str, real: ir.Value, r: Requantize) -> ir.Value:
-        """Each channel between bounds of its own; they lie on the grid, so clamping before the rounding is the same."""
+        """Clip each channel to its own bounds; they are on the grid, so clamping before the rounding is the same."""
         q = context.plan.quantizers[tensor]
         for op, bound in zip(("Max", "Min"), r.by_channel or (), strict=False):
             ends = fr.along_channels((bound - q.zero_point) * np.float64(q.scale), context.graph, tensor)
@@ -219,7 +219,7 @@ class Qonnx(VendorQdq):
         return real
 
     def _raised(self, context: Context, real: ir.Value, how: Narrowing, step: Scale, *, name: str) -> ir.Value:
-        """A quarter of a step above, where halves go up on the device."""
+        """Add a quarter of a step where ties go up on the device."""
         if not how.raised:
             return real
         quarter = np.asarray(step, np.float32) / np.float32(4)
@@ -245,7 +245,7 @@ class Qonnx(VendorQdq):
         return Nodes(context.builder, lambda name, value: self.constant(context, name, value))
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
-        """Refuse products inside of loops: nodes of the format stand in no body that its tools read."""
+        """Reject products inside loops: tools of the format read none of its nodes in a body."""
         raise HardwareError(
             "the qonnx form writes no product inside of a loop; legal are model.recurrent=cells, which leaves the layer"
             " in float, and realize=integer",
@@ -254,7 +254,7 @@ class Qonnx(VendorQdq):
         )
 
     def store_state(self, context: Context, state: CarriedState) -> ir.Value:
-        """Refuse what is stored from step to step, as `multiply_state` refuses its products first."""
+        """Reject states stored from step to step; `multiply_state` rejects their products first."""
         raise HardwareError(
             "the qonnx form stores nothing inside of a loop", stage="realize", where=state.quantizer.tensor
         )
@@ -266,7 +266,7 @@ class Qonnx(VendorQdq):
 
 
 def _step_of_sum(context: Context, plan: Sum) -> tuple[Scale, int]:
-    """The step of a sum and the greatest magnitude in it; of one that rescales inside, the smaller operand's step."""
+    """Return a sum's step and maximum magnitude; if it rescales inside, the smaller operand's step."""
     if plan.scale is not None:
         return np.float32(plan.scale), plan.bound
     step = np.float32(min(np.min(t.scale) for t in plan.terms))

@@ -69,7 +69,7 @@ class QonnxForm:
         return WrittenForm({self.file: model_bytes(rendered.model)}, facts, said, inexact=rendered.inexact)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
-        """Return what runs the file in a folder."""
+        """Return a runner of the file in a folder."""
         why = self.unavailable()
         if why is not None:
             raise HardwareError(why, stage="evaluate", where=self.name)
@@ -77,7 +77,7 @@ class QonnxForm:
 
 
 def written(graph: Graph, topology: Topology, plan: QuantPlan) -> Rendered:
-    """Return the model, with the least opset of ONNX's own that its nodes need."""
+    """Return the model, with the lowest opset of ONNX's own that its nodes need."""
     rendered = render(graph, topology, plan, Qonnx())
     model = rendered.model
     model.graph.opset_imports[DOMAIN] = VERSION

@@ -26,7 +26,7 @@ Constants = Callable[[str, NDArray[Any] | np.generic], ir.Value]
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Hold what Quant is told: `scale` and `zero` broadcast to the tensor."""
+    """Hold the parameters of Quant: `scale` and `zero` broadcast to the tensor."""
 
     scale: NDArray[Any]
     zero: NDArray[Any]
@@ -36,7 +36,7 @@ class Grid:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Return the least and the greatest integer."""
+        """Return the smallest and the largest integer."""
         if not self.signed:
             return 0, (1 << self.bits) - 1 - self.narrow
         return -(1 << (self.bits - 1)) + self.narrow, (1 << (self.bits - 1)) - 1
@@ -99,7 +99,7 @@ class Nodes:
         )  # fmt: skip
 
     def weight(self, weight: WeightTensor) -> ir.Value:
-        """Write a weight: its real values, whole steps, behind BipolarQuant where all are -1 or 1, else Quant."""
+        """Write a weight: integral steps after BipolarQuant if all are -1 or 1, else after Quant."""
         grid = Grid.of_weight(weight)
         real = weight.centred().astype(np.float32) * grid.scale
         constant = self._constants(f"{weight.tensor}_on_grid", np.asarray(real, np.float32))

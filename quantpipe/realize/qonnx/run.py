@@ -1,4 +1,4 @@
-"""Run a QONNX file by the package `qonnx`, node by node, and read the integers behind its real values."""
+"""Run a QONNX file by the package `qonnx`, node by node, and recover the integers of its real values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 class QonnxRunner:
     """Run a QONNX file.
 
-    `integers`: stored tensor -> the value of the file that holds it in real numbers.
+    `integers`: stored tensor -> the value of the file that holds it as a float.
     """
 
     def __init__(self, path: Path, integers: Mapping[str, str], plan: QuantPlan) -> None:
@@ -39,7 +39,7 @@ class QonnxRunner:
         return True
 
     def run(self, inputs: Feeds) -> Mapping[str, Array]:
-        """Return the stored integers of every tensor, from the real values that stand for them."""
+        """Return the stored integers of every tensor, from the real values that represent them."""
         model = self._model(inputs)
         execute = importlib.import_module("qonnx.core.onnx_exec").execute_onnx
         try:
@@ -50,7 +50,7 @@ class QonnxRunner:
         return {tensor: self._stored(tensor, values[name]) for tensor, name in self._integers.items()}
 
     def latency(self, inputs: Feeds) -> float | None:
-        """Return None: an interpreter in Python says nothing of the device."""
+        """Return None: an interpreter in Python does not predict the device's speed."""
         return None
 
     def close(self) -> None:

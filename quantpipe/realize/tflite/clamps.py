@@ -86,6 +86,6 @@ def fused(q: Quantizer, low: int, high: int) -> str | None:
 
 
 def _steps(bound: float, q: Quantizer) -> int:
-    """A real bound as TFLite quantizes it: the float32 quotient, halves away from zero."""
+    """Return a real bound as TFLite quantizes it: the float32 quotient, ties away from zero."""
     steps = np.float64(np.float32(bound) / np.float32(q.scale))
     return q.zero_point + int(np.sign(steps) * np.floor(np.abs(steps) + 0.5))

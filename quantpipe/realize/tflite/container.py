@@ -1,6 +1,6 @@
 """Build a .tflite file: tensors with their scales, operators with their options, buffers, metadata.
 
-It knows the container alone. What is written into it, and in which layout, is said by the modules beside it.
+It handles the container alone. Content and layout come from the other modules of this package.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def function(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def _of_16(walk: Walk, node: Node, plan: Lookup, *, value: int, result: int) -> None:
-    """Write a function of 16-bit integers by the operator that forms it as the device does, with its bounds behind."""
+    """Write a 16-bit function by the operator that computes it as the device does, with its bounds after it."""
     own, out = OWN_16.get((node.op, plan.kind)), walk.plan.quantizers[node.outputs[0]]
     if own is None:
         known = ", ".join(op for op, _ in OWN_16)
@@ -218,7 +218,7 @@ def softmax(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def _is_own(op: str, plan: Lookup, data: Quantizer, out: Quantizer) -> bool:
-    """Whether TFLite's operator looks up the same table."""
+    """Return whether TFLite's operator looks up the same table."""
     if op not in TABLED or data.dtype is not DType.INT8 or plan.axis is not None:
         return False
     if not is_at(out, *GRIDS[op]):
@@ -227,7 +227,7 @@ def _is_own(op: str, plan: Lookup, data: Quantizer, out: Quantizer) -> bool:
 
 
 def _own_table(op: str, data: Quantizer, out: Quantizer) -> NDArray[np.int64]:
-    """The table that LiteRT makes for a function when it loads it: in float32, halves away from zero."""
+    """Return the table that LiteRT makes for a function at load: in float32, ties away from zero."""
     codes = np.arange(data.dtype.qmin, data.dtype.qmax + 1, dtype=np.float32)
     real = np.float32(data.scale) * (codes - np.float32(data.zero_point))
     found = np.asarray(FUNCTIONS[op](real), np.float32) / np.float32(out.scale)

@@ -1,7 +1,7 @@
 """The TFLite form: one .tflite file with the plan's own integers and scales, run and compared by LiteRT's interpreter.
 
-`tflite` takes and gives real numbers, by a Quantize and a Dequantize at its ends; `tflite_integer_io` takes and gives
-the stored integers, as microcontrollers have them.
+`tflite` takes and gives floats, by a Quantize and a Dequantize at its ends; `tflite_integer_io` takes and gives the
+stored integers, as microcontrollers have them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TfliteForm:
         return WrittenForm({self.file: written.content}, _facts(written), said)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
-        """Return what runs the file in a folder; the other kernels stand beside it, and decide nothing."""
+        """Return a runner of the file in a folder; the other kernels run too, but decide nothing."""
         model, own = TfliteModel.read(folder / self.file), kernels_of(plan)
         others = {other.word: TfliteRunner(model, other) for other in COMPARED if other is not own}
         return TfliteRunner(model, own, others)
@@ -67,7 +67,7 @@ COMPARED = (Kernels.REFERENCE, Kernels.XNNPACK)
 
 
 def kernels_of(plan: QuantPlan) -> Kernels:
-    """Return the kernels that compute what a plan says: XNNPACK's multiply by float32, the reference's never."""
+    """Return the kernels that compute the plan's integers: XNNPACK's multiply by float32, the reference's never."""
     outputs = [output for k in plan.kernels.values() if (output := getattr(k, "output", None)) is not None]
     real = any(output.kind is RequantizeKind.FLOAT_MULTIPLIER for output in outputs)
     whole = any(getattr(kernel, "whole", False) for kernel in plan.kernels.values())
@@ -84,7 +84,7 @@ def _facts(written: Written) -> dict[str, float | int | str]:
 
 
 def _plain(entries: Mapping[str, str]) -> dict[str, Any]:
-    """The entries by their short names, JSON read again; ports are told of with their layouts by the writer."""
+    """Return the entries by their short names, with JSON parsed; the writer describes ports with their layouts."""
     found: dict[str, Any] = {}
     for key, text in entries.items():
         name = key.removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""How a .tflite file is used: the section of SHIP.md."""
+"""The section of SHIP.md on the use of a .tflite file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""In which order the axes of a tensor lie in memory: ONNX puts channels second, TFLite's kernels want them last.
+"""Choose the order of axes in memory: ONNX puts channels second, TFLite's kernels want them last.
 
-An order is a permutation: axis i of what lies in memory is axis `order[i]` of the ONNX tensor. A Transpose of the model
-then costs nothing, since the same memory is its result in another order; a real one is written only where an operator
-needs an order that the tensor does not have.
+An order is a permutation: axis i in memory is axis `order[i]` of the ONNX tensor. A Transpose of the model then costs
+nothing, since the same memory is its result in another order. A real one is written only where an operator needs an
+order that the tensor does not have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def channels_last(rank: int) -> Order:
 
 
 def laid(shape: Sequence[int], order: Order) -> tuple[int, ...]:
-    """Return a shape as it lies in memory."""
+    """Return a shape in memory order."""
     return tuple(shape[axis] for axis in order)
 
 
@@ -37,12 +37,12 @@ def turned(array: NDArray[Any], order: Order) -> NDArray[Any]:
 
 
 def place(axis: int, order: Order) -> int:
-    """Return where an axis of the ONNX tensor lies in memory; negative ones count from the end."""
+    """Return the position of an ONNX axis in memory; negative ones count from the end."""
     return order.index(axis % len(order))
 
 
 def between(source: Order, target: Order) -> Order:
-    """Return the permutation that brings what lies in one order to another."""
+    """Return the permutation from one order to another."""
     return tuple(source.index(axis) for axis in target)
 
 

@@ -1,7 +1,8 @@
-"""Write what a .tflite file says of itself in TensorFlow Lite's own place for it, so that other tools read it.
+"""Write a .tflite file's description into TensorFlow Lite's own metadata, so that other tools read it.
 
-That is a flatbuffer of the metadata schema (file identifier M001) under the name TFLITE_METADATA: what makes an input
-of a picture, and which file holds the names of the classes. Such files are appended to the model as a zip archive.
+That is a flatbuffer of the metadata schema (file identifier M001) under the name TFLITE_METADATA. It describes the
+preprocessing of a picture, and names the file of the class names. Such files are appended to the model as a zip
+archive.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Value = int | None
 class Port:
     """Say of an input or output its name, what it is, and the numbers by which samples are normalized.
 
-    `mean` and `std` are those of (x - mean) / std in units of raw samples, one value or one per channel; empty: none.
-    `labelled`: its last axis has one element per class.
+    `mean` and `std` are the terms of (x - mean) / std in units of raw samples, one value or one per channel; empty: no
+    normalization. `labelled`: its last axis has one element per class.
     """
 
     name: str

@@ -134,7 +134,7 @@ def pad(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def max_pool(walk: Walk, node: Node, kernel: Kernel) -> None:
-    """Write MaxPool; pads that TFLite does not make are written in front, with the least integer."""
+    """Write MaxPool; pads that TFLite does not make are written before it, with the smallest integer."""
     source, shapes = kernel.operands[0].tensor, walk.graph.shapes
     rank = len(shapes[source])
     if rank > 4 or any(d != 1 for d in node.attr("dilations") or ()) or len(node.outputs) > 1:
@@ -227,7 +227,7 @@ def _sides(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]
 
 
 def _same_rows(node: Node, options: tuple[bool, bool], size: int, result: int) -> bool:
-    """Whether ONNX and TFLite take the same elements along one axis."""
+    """Return whether ONNX and TFLite take the same elements along one axis."""
     at, factor = np.arange(result, dtype=np.float64), result / size
     mode = node.attr("coordinate_transformation_mode", "half_pixel")
     places = {

@@ -115,7 +115,7 @@ def _bias(walk: Walk, kernel: Kernel, weight: WeightTensor) -> int:
 
 
 def _bias_type(data: Quantizer) -> DType:
-    """The type of biases: that of the sums."""
+    """Return the type of biases, which is the type of the sums."""
     return DType.INT64 if data.dtype.bits > 8 else DType.INT32
 
 

@@ -1,4 +1,4 @@
-"""Nodes that stay in float, as TFLite's float operators: what comes behind the last integers, such as a Softmax."""
+"""Write nodes that stay in float as TFLite's float operators, such as a Softmax after the last integers."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _padded(walk: Walk, window: Window, value: int, node: Node) -> int:
 
 
 def _share(window: Window, size: Sequence[int], result: Sequence[int]) -> NDArray[np.float32]:
-    """Elements of a window over those of it that lie within the map, `[1, H, W, 1]`."""
+    """Return the elements of a window over its elements within the map, `[1, H, W, 1]`."""
     inside = []
     for n, count, k, step, before in zip(size, result, window.kernel, window.strides, window.before, strict=True):
         first = np.arange(count) * step - before

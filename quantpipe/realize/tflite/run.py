@@ -107,8 +107,8 @@ class TfliteRunner:
     def run(self, inputs: Feeds) -> dict[str, Array]:
         """Return the stored integers of every tensor, by name, in ONNX's order of axes, for the model's real inputs.
 
-        LiteRT's QUANTIZE rounds halves away from zero, the plan to even: inputs exactly between two steps are moved to
-        the plan's, and counted in `ties`. All that it does elsewhere is seen.
+        LiteRT's QUANTIZE rounds ties away from zero, the plan to even: inputs exactly between two steps are moved to
+        the plan's, and counted in `ties`. All other differences are visible.
         """
         samples = {value.shape[0] for value in inputs.values() if value.ndim}
         if samples != {1} and not self.takes(inputs):  # the file is made for one sample at a time

@@ -59,7 +59,7 @@ class Walk:
     # --- tensors of the file ------------------------------------------------------------------------------------------
 
     def grid(self, tensor: str) -> Grid:
-        """Return what the integers of a stored tensor mean."""
+        """Return the grid of a stored tensor's integers."""
         q = self.plan.quantizers[tensor]
         return Grid(np.asarray(q.scale), q.zero_point)
 
@@ -77,7 +77,7 @@ class Walk:
         return self.file.tensor(name or tensor, shape, dtype, grid=self.grid(tensor), free=free)
 
     def is_free(self, tensor: str, order: Order) -> bool:
-        """Return whether the first axis in memory is that of the samples, and may have any size."""
+        """Return whether the first axis in memory is the samples' axis, and may have any size."""
         return self.free and bool(order) and order[0] == 0 and not self.graph.is_constant(tensor)
 
     def temporary(self, name: str, shape: Sequence[int], like: str) -> int:
@@ -134,7 +134,7 @@ class Walk:
         return self.get(operand.tensor, order)
 
     def refused(self, reason: str) -> Refusal:
-        """Return what is said of a node that TFLite cannot hold."""
+        """Return the message about a node that TFLite cannot hold."""
         return Refusal(reason)
 
     def _written(self, tensor: str, form: Form, order: Order) -> int:
@@ -205,5 +205,5 @@ Writer = Callable[[Walk, Node, Kernel], None]
 
 
 def bounds_of(q: Quantizer, low: int | None, high: int | None) -> tuple[int, int]:
-    """Return the least and greatest integer that a kernel stores."""
+    """Return the smallest and largest integer that a kernel stores."""
     return q.qmin if low is None else low, q.qmax if high is None else high

@@ -14,7 +14,7 @@ from quantpipe.types import Quantizer
 
 @dataclass(frozen=True)
 class Window:
-    """Hold a window of two axes: sizes, steps, distances, and the pads of the map before and behind."""
+    """Hold a window of two axes: sizes, strides, dilations, and the begin and end pads of the map."""
 
     kernel: tuple[int, int]
     strides: tuple[int, int]
@@ -84,7 +84,7 @@ def plain_padding(walk: Walk, window: Window, size: Sequence[int]) -> int | None
 
 
 def _same(window: Window, size: Sequence[int]) -> bool:
-    """Whether these are the pads that TFLite makes of SAME: results of size / stride, the odd pad behind."""
+    """Return whether these are TFLite's pads of SAME: results of size / stride, the odd pad at the end."""
     rows = zip(window.kernel, window.strides, window.dilations, size, window.before, window.behind, strict=True)
     for k, s, d, n, before, behind in rows:
         needed = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)

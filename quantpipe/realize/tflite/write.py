@@ -146,7 +146,7 @@ def _file(walk: Walk, provenance: Mapping[str, Any]) -> Written:
 
 
 def _own_metadata(walk: Walk, provenance: Mapping[str, Any]) -> bytes:
-    """What the file says in TensorFlow Lite's own place: how inputs are normalized, and which outputs are classes."""
+    """Return the file's own TensorFlow Lite metadata: how inputs are normalized, and which outputs are classes."""
     mean, std = metadata.normalization(provenance.get("preprocessing") or {})
     names = provenance.get("class_names") or ()
     inputs = []
@@ -159,12 +159,12 @@ def _own_metadata(walk: Walk, provenance: Mapping[str, Any]) -> bytes:
 
 
 def _labelled(walk: Walk, output: str, names: Sequence[str]) -> bool:
-    """Whether the last axis of an output has one element per class."""
+    """Return whether the last axis of an output has one element per class."""
     return bool(names) and tuple(walk.graph.shapes[output][-1:]) == (len(names),)
 
 
 def _port(walk: Walk, tensor: str, placed: Placed) -> dict[str, Any]:
-    """What somebody has to know who feeds an input or reads an output."""
+    """Return the facts that a caller needs to feed an input or read an output."""
     found: dict[str, Any] = {
         "index": placed.tensor,
         "axes": list(placed.order),

@@ -1,4 +1,4 @@
-"""What VTA's instructions cannot say of a model, from its shapes alone: before any number is known."""
+"""Find the parts of a model that VTA's instructions cannot express, from its shapes alone, before any numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEFT_TO_HOST = (Family.MOVE, Family.CLAMP)
 
 
 def unfit(graph: Graph, topology: Topology) -> Iterator[tuple[str, str]]:
-    """Yield (node, why) of every kernel that the form would be refused for."""
+    """Yield (node, why) of every kernel for which the form would be rejected."""
     for kernel in topology.kernels:
         node = graph.by_name[kernel.node]
         rule = rule_of(node)

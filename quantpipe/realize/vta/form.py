@@ -69,7 +69,7 @@ class VtaForm:
         return WrittenForm(files, {"layers": len(layers), "host_nodes": len(left), **counts}, HOWTO)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
-        """Return what executes the files in a folder."""
+        """Return a runner of the files in a folder."""
         return VtaRunner(folder / FILE, graph, topology, plan)
 
 
@@ -120,7 +120,7 @@ def _port(tensor: str, size: Map, address: int) -> dict[str, Any]:
 
 
 def _counted(program: Sequence[Instruction]) -> Mapping[str, int]:
-    """What a program costs: instructions, steps of the matrix unit and the ALU (one a cycle), bytes moved."""
+    """Return the cost of a program: instructions, steps of the matrix unit and the ALU (one a cycle), bytes moved."""
     found = Counter({"instructions": len(program)})
     for one in program:
         if one.op in (Op.GEMM, Op.ALU):

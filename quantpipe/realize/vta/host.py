@@ -1,4 +1,4 @@
-"""What the host does of a VTA model: nodes in float, moves of values, conversions between real numbers and integers."""
+"""The host's part of a VTA model: nodes in float, moves of values, conversions between floats and integers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Host:
     """Hold the tensors of one sample in the forms that exist, and make others at need."""
 
     def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan, sessions: dict[str, Session]) -> None:
-        """`sessions`: those of nodes, kept from sample to sample."""
+        """`sessions`: sessions of nodes, kept from sample to sample."""
         self.graph, self.topology, self.plan, self._sessions = graph, topology, plan, sessions
         self.real: dict[str, Array] = {}
         self.raw: dict[str, Array] = {}
@@ -69,7 +69,7 @@ class Host:
         self.real |= self._run(node, {t: self._real(t) for t in reads}, outputs)
 
     def move(self, kernel: Kernel, numbers: Move) -> None:
-        """Run a node that moves values, on q - z as real numbers, which hold them."""
+        """Run a node that moves values, on q - z as floats, which hold them exactly."""
         node = self.graph.by_name[kernel.node]
         raw = kernel.form is Form.RAW
         values = {}

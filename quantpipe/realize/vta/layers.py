@@ -1,8 +1,8 @@
-"""What VTA makes of a kernel: sums of products with tiles of weights, then the ALU.
+"""Lower a kernel to VTA: sums of products with tiles of weights, then the ALU.
 
-Everything goes through the matrix unit: an addition multiplies its operands by one, an average by ones over its window,
-a grouped convolution by tiles that are diagonal, of which those of zeros are left out. What is no such sum is the
-host's.
+Everything goes through the matrix unit. An addition multiplies its operands by one, and an average by ones over its
+window. A grouped convolution has diagonal tiles, of which zero tiles are left out. The host runs everything that is no
+such sum.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Reads = Callable[[int], Sequence[int]]
 
 
 class HostsOwn(Exception):
-    """A kernel that VTA has no instructions for and the host runs; its text says why."""
+    """Report a kernel that the host runs, because VTA has no instructions for it; its text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Term:
         reads: Block of results -> the blocks of inputs that it reads.
         tile: (block of results, block of inputs, tap) -> `[16, 16]` int8, results first; None for zeros.
         bias: int32 `[blocks, 16]`.
-        shift: To the left where above 0, to the right, halves up, where below.
+        shift: To the left if above 0; to the right, ties up, if below.
     """
 
     tensor: str
@@ -99,15 +99,15 @@ class Layer:
 
     Attributes:
         node: The node; of an accumulator that goes into an addition, the addition.
-        absorbed: Nodes that are part of it: convolutions whose accumulators are handed on to it.
+        absorbed: Nodes that are part of it: convolutions whose accumulators it adds.
         output: The tensor that it makes.
         result: Its map.
         terms: What is added up.
         moves: It makes stored integers of the scale of its input.
-        greatest: The greatest over a window is taken of the single term, in place of a sum (MaxPool).
+        greatest: The maximum over a window is taken of the single term, instead of a sum (MaxPool).
         product: The two terms are multiplied (a core whose ALU multiplies).
         narrowing: How its sums are stored; None of one that does not move values: all 32 bits leave.
-        bounds: Least and greatest result of one that only moves values.
+        bounds: Smallest and largest result of a layer that only moves values.
     """
 
     node: str

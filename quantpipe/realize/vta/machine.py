@@ -175,7 +175,7 @@ class Machine:
 
 
 def _of(op: Alu, a: NDArray[np.int64], b: Any) -> NDArray[np.int64]:
-    """What the ALU makes of int32 numbers, before it wraps."""
+    """Return the ALU's result on int32 numbers, before it wraps."""
     if op is Alu.MIN:
         return np.asarray(np.minimum(a, b), np.int64)
     if op is Alu.MAX:

@@ -10,7 +10,7 @@ ALIGN = 256
 
 
 class Image:
-    """Memory of constants: regions of bytes, one behind another, aligned to the largest element."""
+    """Hold the memory of constants: regions of bytes, one after the other, aligned to the largest element."""
 
     def __init__(self, base: int = 0) -> None:
         """`base`: the bytes of the tensors, which lie before them."""
@@ -64,7 +64,7 @@ class Program:
             self._compute(one)
 
     def gemm(self, uops: list[Uop], loop: dict[str, int], *, reset: bool = False) -> None:
-        """Emit a GEMM over micro-operations, behind the loads that it reads."""
+        """Emit a GEMM over micro-operations, after the loads that it reads."""
         one = Instruction(Op.GEMM, {"reset": int(reset), **self._held(uops), **loop})
         if self._pending:
             self._pending[-1].fields["push_next"] = 1
@@ -79,7 +79,7 @@ class Program:
         self._compute(Instruction(Op.ALU, fields))
 
     def store(self, parts: list[tuple[int, int, int, int, int]]) -> None:
-        """Emit STOREs of (sram, dram, rows, columns, stride) behind everything that was computed."""
+        """Emit STOREs of (sram, dram, rows, columns, stride) after all computations."""
         self._last_computed().fields["push_next"] = 1
         for n, (sram, dram, rows, columns, stride) in enumerate(parts):
             fields = {"memory": int(Memory.OUT), "sram": sram, "dram": dram, "y_size": rows, "x_size": columns}

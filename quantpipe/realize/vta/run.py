@@ -27,7 +27,7 @@ class VtaRunner:
     """Execute the files of a VTA form, one sample at a time."""
 
     def __init__(self, path: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> None:
-        """`path`: the JSON file, beside which the others lie."""
+        """`path`: the JSON file, in the folder of the other files."""
         told, folder = json.loads(path.read_text()), path.parent
         stream = (folder / told["stream"]).read_bytes()
         constants = (folder / told["constants"]["file"]).read_bytes()

@@ -127,7 +127,7 @@ class _Tile:
             )
 
     def _weights(self, term: Term, group: list[int]) -> tuple[list[tuple[int, int, int]], int]:
-        """(block of results, block of inputs, tap) of the tiles that are not zero, and where they lie in memory."""
+        """Return (block of results, block of inputs, tap) of the tiles that are not zero, and their addresses."""
         key = (id(term), *self.blocks, -1, *group)
         if key not in self.known:
             held, tiles = [], []
@@ -143,7 +143,7 @@ class _Tile:
         return self.known[key]
 
     def greatest(self) -> None:
-        """The greatest over a window: each tap comes by itself, where it lies inside of the map."""
+        """Emit the maximum over a window: each tap is loaded by itself, where it is inside the map."""
         (term,) = self.layer.terms
         patch, source, count = patch_of(term, self.place).inside, term.source, self.place.count
         size, place = patch.rows * patch.columns, self.place

@@ -1,4 +1,4 @@
-"""How a layer is cut into tiles that fit the buffers of the shipped configuration."""
+"""Cut a layer into tiles that fit the buffers of the shipped configuration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Place:
 
 
 def patch_of(term: Term, place: Place) -> Patch:
-    """Return what a term reads for a tile of results."""
+    """Return a term's input patch for a tile of results."""
     spans = []
     for axis, (first, count) in enumerate(((place.top, place.height), (place.left, place.width))):
         stride, size = term.strides[axis], (term.source.height, term.source.width)[axis]

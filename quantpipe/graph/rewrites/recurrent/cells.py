@@ -1,6 +1,6 @@
 """One step of each cell. Every tensor is `[1, B, …]`: the step's axis stays, so that nothing has to be reshaped.
 
-The product of the input with its weights, biases included, comes in as `gates`; a state that is None is zero.
+The product of the input with its weights, biases included, comes in as `gates`; a state of None is zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quantpipe.graph.rewrites.recurrent.writer import FEATURES, StepWriter
 
 @dataclass(frozen=True)
 class State:
-    """Hold what goes from step to step; None is zero. `cell` is that of an LSTM."""
+    """Hold the state that a step passes to the next step; None is zero. `cell` belongs to an LSTM."""
 
     hidden: ir.Value | None = None
     cell: ir.Value | None = None
@@ -63,7 +63,7 @@ class Step:
         return self.op("MatMul", hidden, held, name=name)
 
     def function(self, value: ir.Value, place: int, name: str) -> ir.Value:
-        """Return the function of gates, or of a state, bounded first where the layer says so."""
+        """Return the function of gates, or of a state, clipped first where the layer has a clip."""
         function: Function = self.way.functions[place]
         if self.layer.clip is not None:
             low, high = (
@@ -118,8 +118,8 @@ def _rest(step: Step, value: ir.Value, name: str) -> ir.Value:
 def gru(step: Step, gates: ir.Value, state: State) -> State:
     """Write a step of a GRU: h' = (1 - z)·n + z·h.
 
-    Where gates go through Sigmoid, 1 - z is the sigmoid of the same gate with its sign turned, and comes out of the
-    product as a gate of its own (`Weights` has it): many devices subtract nothing.
+    Where gates go through Sigmoid, 1 - z is the sigmoid of the same gate with its sign flipped. It comes out of the
+    product as a gate of its own (`Weights` has it), because many devices cannot subtract.
     """
     hidden, twin = state.hidden, _has_twin(step.way)
     opened = 3 if twin else 2

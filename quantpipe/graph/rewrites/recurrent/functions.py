@@ -14,7 +14,7 @@ from quantpipe.graph.rewrites.recurrent.writer import StepWriter
 
 @dataclass(frozen=True)
 class Function:
-    """Name a function and its numbers; None where it has none."""
+    """Name a function and its numbers; None where it has no such number."""
 
     name: str
     alpha: float | None = None

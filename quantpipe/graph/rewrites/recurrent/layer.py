@@ -60,8 +60,8 @@ class Direction:
 class Layer:
     """Hold a recurrent layer: its node, directions, states and attributes.
 
-    `steps` is None where the length is free. `hidden` and `cell` are None where they are zero; `lengths` where all
-    samples have the whole length.
+    `steps` is None for a free length. `hidden` and `cell` are None if they are zero; `lengths` is None if all samples
+    have the whole length.
     """
 
     node: ir.Node
@@ -149,7 +149,7 @@ def _directions(
 
 
 def _is_zero(value: ir.Value | None) -> bool:
-    """Whether a state is zero, or there is none: exporters write zeros of the batch's size out."""
+    """Return whether a state is zero or absent: exporters write out zeros of the batch's size."""
     if value is None:
         return True
     known = constant(value)

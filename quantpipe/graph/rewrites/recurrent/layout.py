@@ -1,4 +1,4 @@
-"""Recurrent layers whose first axis is that of the samples (`layout=1`), as the same layers with time first.
+"""Rewrite recurrent layers with samples on the first axis (`layout=1`) as the same layers with time first.
 
 onnxruntime's CPU provider runs the latter only.
 """

@@ -1,6 +1,6 @@
 """A recurrent layer of any length, written as a loop (Scan) over its steps.
 
-The product of the input with its weights is one MatMul for all steps, in front of the loop. The body is one step of the
+The product of the input with its weights is one MatMul for all steps, before the loop. The body is one step of the
 cell: it multiplies the hidden state by one constant matrix, which it reads from outside.
 """
 
@@ -145,7 +145,7 @@ def _begin(writer: StepWriter, layer: Layer, way: Direction, gates: ir.Value) ->
 
 
 def _valid(writer: StepWriter, layer: Layer, lengths: ir.Value) -> ir.Value:
-    """Which samples have which step, `[T, B, 1]` bool."""
+    """Return which samples have which step, `[T, B, 1]` bool."""
     steps = writer.op("Shape", layer.data, name="steps", start=0, end=1)
     none, scalar = writer.constant("none", np.asarray(0, np.int64)), writer.constant("scalar", np.zeros(0, np.int64))
     one = writer.constant("one_step", np.asarray(1, np.int64))

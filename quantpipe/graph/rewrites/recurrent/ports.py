@@ -1,4 +1,4 @@
-"""What goes into the steps of a recurrent layer, and what becomes of what comes out of them."""
+"""Write the inputs of the steps of a recurrent layer, and its outputs from their results."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FEATURES = 2
 
 
 class StepWriter:
-    """Write nodes in front of a recurrent layer, and keep its constants by name."""
+    """Write nodes before a recurrent layer, and keep its constants by name."""
 
     def __init__(self, graph: ir.Graph, layer: ir.Node) -> None:
         self._graph, self._layer = graph, layer
