@@ -13,7 +13,6 @@ that differ there, in a default session, from those of this machine.
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 from corpus import Absent, Case, Counts, cases  # noqa: E402
+from machine import processor  # noqa: E402
 from models import interleaved, outputs_of, sqnr  # noqa: E402
 
 import quantpipe  # noqa: E402
@@ -38,14 +38,6 @@ SETTINGS = {
 }
 BATCH = 8
 EMULATED = 8  # samples
-
-
-def processor() -> str:
-    """The name of this machine's processor, and whether it has VNNI."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return f"{name}, {'with' if 'vnni' in flags else 'without'} VNNI"
 
 
 def emulated(command: str, path: Path, case: Case, folder: Path) -> dict[str, np.ndarray]:

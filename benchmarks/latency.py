@@ -20,6 +20,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import yaml
+from machine import processor
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -143,7 +144,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300)
     options = parser.parse_args()
     print("# Latency at batch 1\n")
-    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {options.threads} thread(s), ", end="")
+    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {options.threads} thread(s),")
+    print(f"{processor()},")
     print(f"{options.runs} interleaved runs, medians; ratio: median of pairwise ratios to the float model.\n")
     print("| model | form | ms | ratio to float | top-1 | KiB |\n|---|---|---|---|---|---|")
     for name, dataset in datasets().items():

@@ -44,6 +44,7 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime as ort  # noqa: E402
 from corpus import Absent, Case, Counts, cases  # noqa: E402
+from machine import processor  # noqa: E402
 from rivals import batches, dynamic, session, static  # noqa: E402
 from verdict import markdown  # noqa: E402
 
@@ -163,7 +164,7 @@ def attempt(row: dict[str, Any], name: str, make: Callable[[], tuple[Path, Any]]
 
 def measure(case: Case, folder: Path, runs: int, seconds: float) -> dict[str, Any]:
     """The row of a model."""
-    row: dict[str, Any] = {"data": case.data, "float_bytes": size_of(case.model)}
+    row: dict[str, Any] = {"data": case.data, "float_bytes": size_of(case.model), "processor": processor()}
     row["samples"] = [len(next(iter(a.values()))) for a in (case.calibrate, case.search, case.evaluate)]
     fixed = isinstance(session(case.model).get_inputs()[0].shape[0], int)
     size = 1 if fixed else BATCH

@@ -78,17 +78,28 @@ def _lines(rows: Mapping[str, Row], state: str, where: str) -> Iterator[str]:
     yield f"{good} of {len(measured)} as good, {warned} behind and warned, {len(measured) - good - warned} without.\n"
     if any(row["sources"] != state for row in rows.values()):
         yield "A row with * was measured with other sources than the last ones.\n"
-    heads = ("model", "data", "float", "quantpipe", "onnxruntime static", "onnxruntime dynamic", "warnings", "verdict")
+    heads = (
+        "model",
+        "data",
+        "float",
+        "quantpipe",
+        "onnxruntime static",
+        "onnxruntime dynamic",
+        "warnings",
+        "verdict",
+        "processor",
+    )
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for name, row in rows.items():
         star = "" if row["sources"] == state else " *"
         if "absent" in row or "failed" in row:
             text = row.get("absent") or row.get("failed", "")
-            yield f"| {name}{star} | {_text(text, 200)} | | | | | | {verdicts[name]} |"
+            yield f"| {name}{star} | {_text(text, 200)} | | | | | | {verdicts[name]} | |"
             continue
         real = f"{row['float']['ms']:.3g} ms, {row['float_bytes'] / 1e3:.0f} kB{_right(row['float'], row)}"
         cells = [row["data"], real, *(_cell(row, way) for way in WAYS), _said(row["ours"]), verdicts[name]]
+        cells.append(row.get("processor", "not recorded"))
         yield f"| {name}{star} | {' | '.join(cells)} |"
     yield from _losses(rows)
 

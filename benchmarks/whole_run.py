@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import onnxruntime
+from machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = Path(os.environ.get("QUANTPIPE_ZOO", ROOT.parent / "shared" / "zoo"))
@@ -58,12 +59,6 @@ def turn(folder: Path) -> tuple[dict[str, float], str]:
 def spread(values: Sequence[float]) -> str:
     """Return the median, and the least and the greatest."""
     return f"{statistics.median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
-
-
-def processor() -> str:
-    """Return what the kernel calls the processor, since seconds are its own."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def main() -> None:

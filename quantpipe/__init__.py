@@ -1,7 +1,8 @@
 """quantpipe: find, check and file the integer version of an ONNX model that a piece of hardware can run.
 
 From Python: `quantize` does everything, `Pipeline` has the stages one by one, `check` and `lint` look before anything
-runs, `verify` checks what a run leaves, `explain` says what is wrong with it. The page docs/python.md has examples.
+runs, `verify` checks the files of a run, `explain` reports where it loses accuracy. The page docs/python.md has
+examples.
 """
 
 import sys
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Keep the functions `check`, `lint` and `verify`, although packages of these names stand behind them.
+    """Keep the functions `check`, `lint` and `verify`, although packages have these names, too.
 
     The import system makes a package an attribute of its parent; here the function stays. `from quantpipe.check import
     …` finds the package.
@@ -83,7 +84,7 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     """Return a name of the Python API, loaded when it is asked for first.
 
-    `import quantpipe` alone loads none of the libraries behind it.
+    `import quantpipe` alone loads none of its libraries.
     """
     if name in __all__:
         from quantpipe import api

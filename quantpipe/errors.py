@@ -55,7 +55,7 @@ class ArtifactError(QuantpipeError):
 
 
 class DamagedError(ArtifactError):
-    """A stored artifact that does not fit its own digest, or is not whole. `what` says why, without remedy."""
+    """Report a stored artifact that does not match its own digest, or is incomplete; `what` is the reason alone."""
 
     def __init__(self, message: str, *, what: str, where: str | None = None) -> None:
         super().__init__(message, where=where)
@@ -110,7 +110,7 @@ def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) ->
                 if len(known) > 1
                 else f"legal is {known[0]}"
                 if known
-                else "none is legal here"
+                else "no key is legal here"
             )
             raise ConfigError(f"is no option{nearest(str(key), known)}; {said}", where=f"{where}.{key}")
 

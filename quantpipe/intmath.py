@@ -1,4 +1,4 @@
-"""Integer arithmetic of quantization: how scales, codes and sums are rounded, for the planner and everything behind it.
+"""Integer arithmetic of quantization: how scales, codes and sums are rounded, for the planner and later stages.
 
 It takes real ranges and gives scales and zero points; it takes real or accumulator arrays and gives the integers that
 the hardware would hold. Everything is vectorized NumPy. Symbols: `r` real, `q` integer, `s` scale (real units per
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 def round_real(x: ArrayLike, mode: Rounding = Rounding.HALF_EVEN) -> NDArray[np.float64]:
     """Round float64 values to integers (kept in float64), any shape; infinities and NaN pass through.
 
-    half_even: IEEE 754 default. half_up: halves towards +inf. half_away: halves away from zero. floor: towards -inf.
+    half_even: IEEE 754 default. half_up: ties towards +inf. half_away: ties away from zero. floor: towards -inf.
     """
     real = np.asarray(x, dtype=np.float64)
     mode = Rounding(mode)
@@ -71,7 +71,7 @@ def _as_int64(x: ArrayLike) -> Ints:
 
 
 def _along(values: ArrayLike, axis: int | None, ndim: int) -> NDArray[Any]:
-    """Per-channel values `[C]` shaped to broadcast along `axis` of an array of `ndim` axes; scalars as they are."""
+    """Return per-channel values `[C]` shaped to broadcast along `axis` of `ndim` axes; scalars as they are."""
     array = np.asarray(values)
     if axis is None or array.ndim == 0:
         return array
@@ -87,13 +87,13 @@ def scale_zero_point(range_: Range, bits: int, dtype: DType, schema: TensorSchem
     """Return (scale, zero_point, qmin, qmax) that represent a real range with `bits` bits in the storage `dtype`.
 
     symmetric, signed: R = 2^(b-1), s = T/R (`denominator: range`) or T/(R-1) (`max`), z = 0, q in [-(R-1), R-1]
-    (`narrow`) or [-R, R-1]. symmetric, unsigned: the same steps moved up by z = 2^(b-1), so that a device which stores
-    unsigned integers represents the same real numbers; z = 0 and R = 2^b for a range that starts at 0.
+    (`narrow`) or [-R, R-1]. symmetric, unsigned: the same steps moved up by z = 2^(b-1). So a device that stores
+    unsigned integers represents the same real values. z = 0 and R = 2^b for a range that starts at 0.
     asymmetric: s = (high - low)/(2^b - 1) (`max`) or /2^b (`range`), z = qmin - low/s, rounded and clamped, so that
-    real 0 is an integer. symmetric_with_uint8: asymmetric when low >= 0 (z = qmin then), otherwise symmetric.
-    A power-of-two schema then makes s = 2^k, k = ceil(log2 s) (`up`, `search`) or the nearest integer (`nearest`),
-    within float32's normal exponents. (0, 0) gives s = 1. The scale is computed in float64, stored in float32, and
-    never below 2^-126.
+    real 0 is an integer. symmetric_with_uint8: asymmetric when low >= 0 (z = qmin then), otherwise symmetric. A
+    power-of-two schema then makes s = 2^k within float32's normal exponents: k = ceil(log2 s) (`up`, `search`) or the
+    nearest integer (`nearest`). (0, 0) gives s = 1. The scale is computed in float64, stored in float32, and never
+    below 2^-126.
 
     Raises HardwareError when the bits do not fit the storage, DataError when the range is not finite or its scale
     exceeds float32. Source: the RFC (R, T/R), Glow (schemas), TFLite (T/(R-1)).
@@ -130,12 +130,12 @@ def scales_zero_points(
 
 
 def symmetric_steps(bits: int, dtype: DType, schema: TensorSchema) -> int:
-    """Return what a symmetric threshold is divided by: R = 2^(b - sign) or R - 1, by the schema's denominator."""
+    """Return the divisor of a symmetric threshold: R = 2^(b - sign) or R - 1, by the schema's denominator."""
     return (1 << (bits - dtype.signed)) - (schema.denominator is Denominator.MAX)
 
 
 def signed_storage(bits: int) -> DType:
-    """Return the least signed storage type (8 bits up) that holds `bits` bits.
+    """Return the smallest signed storage type (8 bits up) that holds `bits` bits.
 
     Estimators try their candidates in it: unsigned storage has the same steps, moved by 2^(b-1).
     """
@@ -159,7 +159,7 @@ def integer_bounds(bits: int, dtype: DType, schema: TensorSchema, *, positive: b
 
 
 def _storable(scale: NDArray[np.float64], empty: NDArray[np.bool_], power_of_two: PowerOfTwo) -> NDArray[np.float32]:
-    """Float64 scales as the float32 that is stored: 1 for empty ranges, powers of two where asked, never denormal."""
+    """Return float64 scales as the stored float32: 1 for empty ranges, powers of two on request, never denormal."""
     if (scale > LARGEST_SCALE).any():
         raise DataError(f"a scale of {scale.max():.3g} does not fit float32; the tensor's values are too large")
     scale = np.where(empty, 1.0, np.maximum(scale, SMALLEST_SCALE))
@@ -185,14 +185,14 @@ def quantize(
 ) -> NDArray[Any]:
     """Return the integers that ONNX QuantizeLinear gives: clip(rint(f32(x) / f32(s)) + z, qmin, qmax).
 
-    Halves are rounded to even. Infinities saturate.
+    Ties are rounded to even. Infinities saturate.
 
     Args:
-        x: real numbers of any shape.
+        x: float values of any shape.
         scale: real units per integer step, a scalar or `[C]` along `axis`.
-        zero_point: the integer that stands for 0, a scalar or `[C]` along `axis`.
-        qmin: least integer of the result.
-        qmax: greatest integer of the result.
+        zero_point: the integer that represents 0, a scalar or `[C]` along `axis`.
+        qmin: smallest integer of the result.
+        qmax: largest integer of the result.
         dtype: the storage type.
         axis: the axis of channels; None where the scale is a scalar.
 
@@ -215,7 +215,7 @@ def quantize(
 def nearest_step(
     steps: NDArray[Any], least: ArrayLike, greatest: ArrayLike, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """Return clip(rint(x), least, greatest), half to even, in the array's own float type.
+    """Return clip(rint(x), `least`, `greatest`), ties to even, in the array's own float type.
 
     It is `quantize` for error estimates. `steps`: r/s, any shape; the bounds broadcast to it and do not include the
     zero point. `out` saves an allocation.
@@ -227,16 +227,16 @@ def nearest_step(
 def dequantize(
     q: ArrayLike, scale: ArrayLike, zero_point: ArrayLike = 0, axis: int | None = None
 ) -> NDArray[np.float32]:
-    """Return the real numbers that ONNX DequantizeLinear gives: f32(q - z) · f32(s).
+    """Return the float values of ONNX DequantizeLinear: f32(q - z) · f32(s).
 
     Args:
         q: integers of any shape.
         scale: real units per integer step, a scalar or `[C]` along `axis`.
-        zero_point: the integer that stands for 0, a scalar or `[C]` along `axis`.
+        zero_point: the integer that represents 0, a scalar or `[C]` along `axis`.
         axis: the axis of channels; None where the scale is a scalar.
 
     Returns:
-        The real numbers, float32 in the shape of `q`.
+        The real values, float32 in the shape of `q`.
     """
     integers = _as_int64(q)
     offset = integers - _along(zero_point, axis, integers.ndim)
@@ -249,8 +249,8 @@ def dequantize(
 def fused_multiply_add(x: ArrayLike, y: ArrayLike, z: ArrayLike) -> NDArray[np.float32]:
     """Return f32(x·y + z) with a single rounding, for float32 values of which x is a small integer.
 
-    It may be at most 2^16. In float64 the product is exact and so is the sum unless the magnitudes differ by more than
-    2^29; then the smaller one is beyond the float32 result's last bit anyway, up to ties that no stored integer can
+    It may be at most 2^16. In float64 the product is exact, and so is the sum unless the magnitudes differ by more than
+    2^29. Then the smaller one is beyond the float32 result's last bit anyway, up to ties that no stored integer can
     produce.
     """
     return np.asarray(
@@ -304,7 +304,7 @@ def requantize_shift(
 
 
 def _rounds_up(below: Ints, remainder: Ints, half: Ints, mode: Rounding) -> NDArray[np.bool_]:
-    """Whether floor + 1 is the rounded value, from the floor, the remainder (>= 0) and half the divisor."""
+    """Return whether floor + 1 is the rounded value, from the floor, the remainder (>= 0) and half the divisor."""
     if mode is Rounding.FLOOR:
         return np.zeros(below.shape, dtype=np.bool_)
     tie = (remainder == half) & (half > 0)
@@ -327,10 +327,10 @@ def requantize_fixed_point(
 ) -> Ints:
     """Return clip(round(acc · M · 2^(shift - 31)) + z, qmin, qmax), computed with integers only.
 
-    (M, shift) is what `quantize_multiplier` gives. double (gemmlowp, TFLite default, CMSIS-NN): saturating rounding
-    doubling high multiplication, then a rounding division by 2^-shift, half away from zero. A left shift (shift > 0)
+    (M, shift) comes from `quantize_multiplier`. double (gemmlowp, TFLite default, CMSIS-NN): saturating rounding
+    doubling high multiplication, then a rounding division by 2^-shift, ties away from zero. A left shift (shift > 0)
     comes first and saturates at int32. single (TFLITE_SINGLE_ROUNDING): (acc · M + 2^(30 - shift)) >> (31 - shift) in
-    int64, saturated to int32; single_away: the same with halves away from zero. `acc`: int32 values, any shape;
+    int64, saturated to int32; single_away: the same with ties away from zero. `acc`: int32 values, any shape;
     `multiplier`: M and shift, scalars or `[C]` along `axis`; shift in -31..30.
     """
     integers = _as_int64(acc)
@@ -357,7 +357,7 @@ def _int32(x: Ints) -> Ints:
 def doubling_high_multiply(a: Ints, b: Ints) -> Ints:
     """Return round(2ab / 2^32) as gemmlowp's SaturatingRoundingDoublingHighMul does.
 
-    Halves go up; only min·min saturates.
+    Ties go up; only min·min saturates.
     """
     product = a * b
     nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
@@ -366,7 +366,7 @@ def doubling_high_multiply(a: Ints, b: Ints) -> Ints:
 
 
 def divide_by_power(x: Ints, exponent: Ints) -> Ints:
-    """Return round(x / 2^exponent), halves away from zero, as gemmlowp's RoundingDivideByPOT does."""
+    """Return round(x / 2^exponent), ties away from zero, as gemmlowp's RoundingDivideByPOT does."""
     below = x >> exponent
     half = (np.int64(1) << exponent) >> 1
     return below + _rounds_up(below, x - (below << exponent), half, Rounding.HALF_AWAY)
@@ -387,7 +387,7 @@ def quantize_multiplier(m: float) -> tuple[int, int]:
 
 
 def narrow_multiplier(multiplier: ArrayLike, bits: int) -> Ints:
-    """Return multipliers of 31 bits rounded to fewer, halves up; what would need one bit more is the greatest."""
+    """Return multipliers of 31 bits rounded to fewer, ties up; overflows become the largest one."""
     drop = MULTIPLIER_BITS - bits
     return np.asarray(np.minimum((_as_int64(multiplier) + ((1 << drop) >> 1)) >> drop, (1 << bits) - 1))
 

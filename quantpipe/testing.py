@@ -1,4 +1,4 @@
-"""The test kit for plug-in packages: what quantpipe's own ops and forms are tested by, for those of others.
+"""The test kit for plug-in packages: the tests of quantpipe's own ops and forms, for other packages.
 
     from my_npu.quantpipe import EXTENSION
     from quantpipe.testing import check_extension, check_model
@@ -63,7 +63,7 @@ WIDTHS = (8, 5)
 class Checked:
     """State what was compared: kernels of the package, elements, and the forms that were written.
 
-    `absent` are ops of the package that the model has none of: patterns that were not found in it, say.
+    `absent` are ops of the package that the model does not contain, for example patterns that were not found in it.
     """
 
     kernels: tuple[str, ...]
@@ -110,7 +110,7 @@ def check_extension(extension: Extension, package: str = "plug_in") -> None:
                 raise extend.refused(
                     package,
                     f"its op {name} is written by no lowering of {', '.join(lacking)}; legal is a form whose `ops` "
-                    "hold those of its base class (quantpipe.realize.Integer, say), too",
+                    "include the ops of its base class (such as quantpipe.realize.Integer)",
                 )
 
 
@@ -173,7 +173,7 @@ def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, *, package: st
     if not own and extend.has_calibrators():
         raise extend.refused(package, "the model has no kernel of an op that its calibrators are for")
     if not own and extend.ops():
-        raise extend.refused(package, f"the model has none of its ops: {', '.join(extend.ops())}")
+        raise extend.refused(package, f"the model does not have any of its ops: {', '.join(extend.ops())}")
     profile = measure(graph, topology.measured, samples, 1024)
     estimator = with_decisions(MaxRange(), MaxRange())
     table = ThresholdTable(graph, topology, schema, profile, estimator=estimator, weight_method="max_range")
@@ -203,7 +203,7 @@ def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, *, package: st
 
 
 def _forms(spec: HardwareSpec) -> list[str]:
-    """Those whose arithmetic the hardware has: onnxruntime's kernels narrow in one way."""
+    """Return the forms whose arithmetic the hardware has: onnxruntime's kernels narrow in one way."""
     kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
     return [form for form in BACKENDS if kernels or form == "integer" or form not in OWN]
 

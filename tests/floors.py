@@ -46,7 +46,8 @@ class Environment:
         """What the default run gives with a version: "passed", or what went wrong."""
         failed = self.pip(version)
         if failed is None:
-            run = [str(ROOT / "run.py"), f"hydra.run.dir={self.folder / 'run'}", "evaluate.latency_runs=5"]
+            own = self.folder / re.sub(r"\W", "_", version)
+            run = [str(ROOT / "run.py"), f"hydra.run.dir={own}", "evaluate.latency_runs=5"]
             failed = self._last(*run)
         self.pip("-r", str(self.first))
         return failed or "passed"

@@ -215,7 +215,7 @@ def decide(
     makers = {n for n in found.integer if _gives_real(graph.by_name[n], found, spec)}
     for name in real_sums(graph, found.integer, [n for n in sums if n in found.integer], makers=makers, moves=either):
         del found.integer[name]
-        why = "only float nodes read it, and what it adds comes as real numbers"
+        why = "only float nodes read it, and its operands are float"
         found.reasons[name] = Reason(ReasonKind.AROUND, why)
     free = {n: n in found.integer for n in either}
     for name, integer in fewest_conversions(graph, found.integer.__contains__, free, makers).items():
@@ -259,7 +259,7 @@ def _own_reason(node: Node, graph: Graph) -> Reason | None:
     reason = float_reason(node)
     read = graph.dtypes.get(node.inputs[0], "float32") if node.inputs else "float32"
     if reason.text == OF_TYPES and read != "float32" and read not in REALS:
-        return Reason(ReasonKind.TYPE, f"it makes real numbers of {read}, which enter integers where they are stored")
+        return Reason(ReasonKind.TYPE, f"it converts {read} to float; the result is quantized where it is stored")
     if node.has_body:
         held = ", ".join(f"{op} {count}" for op, count in sorted(node.body_ops.items()))
         return replace(reason, text=f"{reason} (in them: {held})")

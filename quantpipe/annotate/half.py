@@ -75,8 +75,8 @@ def beyond_half(graph: Graph, topology: Topology, profile: Profile) -> str | Non
         return None
     worst = max(beyond, key=lambda t: reach[t])
     return (
-        f"{len(beyond)} of the tensors that nodes in float16 make exceed {GREATEST:g}, the most that it holds, on the "
-        f"calibration samples ({worst} reaches {reach[worst]:.3g}), and are infinite on a device that computes in it; "
+        f"{len(beyond)} tensors of float16 nodes exceed {GREATEST:g}, the largest float16 value, on the calibration "
+        f"samples ({worst} reaches {reach[worst]:.3g}). They become infinite on a device that computes in float16. "
         "onnxruntime keeps float32 between most of these nodes, so the figures do not show it; legal is "
         "annotate.float_type=float32"
     )

@@ -34,9 +34,9 @@ class ChoiceLimits:
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"is {getattr(self, name)!r}; legal is {{pattern: …}}", where=f"choices.{name}")
         for pattern, option in self.fix.items():
-            _option(option, f"choices.fix: {pattern}", "one option, a whole number or a word such as float")
+            _option(option, f"choices.fix: {pattern}", "one option, an integer or a word such as float")
         for pattern, options in self.restrict.items():
-            where, legal = f"choices.restrict: {pattern}", "a list of options, whole numbers or words such as float"
+            where, legal = f"choices.restrict: {pattern}", "a list of options, integers or words such as float"
             if not isinstance(options, Sequence) or isinstance(options, str) or not options:
                 raise ConfigError(f"is {options!r}; legal is {legal}", where=where)
             for option in options:

@@ -60,7 +60,7 @@ def loop_sites(
             continue
         limits = spec.recurrent
         if limits is None:
-            told[node.name] = replace(reason, text="its device says nothing of recurrent layers in a loop (recurrent)")
+            told[node.name] = replace(reason, text="its device does not declare recurrent layers in a loop (recurrent)")
             continue
         dtype = stored.get(found.state, limits.inputs)
         if dtype is not limits.inputs:
@@ -81,8 +81,8 @@ def loop_sites(
         dtypes |= {} if limits.cell_state is None else dict.fromkeys(found.others, limits.cell_state)
         sites.append(LoopSite(node.name, found.state, found.products, carried=carried))
         many = f"its {len(found.products)} products take" if len(found.products) > 1 else "its product takes"
-        said = f"it computes with real numbers; {many} a state of {dtype} and integer weights"
-        said += f", and steps hand on {limits.cell_state if found.others else dtype}" if carried else ""
+        said = f"it computes in float; {many} a state of {dtype} and integer weights"
+        said += f", and steps pass {limits.cell_state if found.others else dtype}" if carried else ""
         told[node.name] = Reason(ReasonKind.WEIGHT_ONLY, said)
     return Loops(tuple(sites), dtypes, told)
 

@@ -56,7 +56,7 @@ def _what(graph: Graph, kernels: Sequence[Kernel], reasons: Mapping[str, Reason]
             return f"is the bias of {kernel.node}, which is stored at the scale of the products that it is added to"
         if tensor in inside and tensor != kernel.output:
             return (
-                f"lies inside the kernel {kernel.node} with what is fused into it; constrain {kernel.output} behind it"
+                f"is inside the kernel {kernel.node} with its fused ops; constrain its output {kernel.output} instead"
             )
         if tensor == kernel.output and kernel.form is Form.RAW:
             return f"leaves {kernel.node} as accumulator, and is not stored"

@@ -43,7 +43,7 @@ def reason_of(spec: HardwareSpec) -> Reason:
     """Return why such a node is in float."""
     block = spec.weights.block
     size = 0 if block is None else block.size
-    return Reason(ReasonKind.WEIGHT_ONLY, f"real numbers times integer weights in blocks of {size}, on {spec.name}")
+    return Reason(ReasonKind.WEIGHT_ONLY, f"float inputs times integer weights in blocks of {size}, on {spec.name}")
 
 
 def signatures_of(graph: Graph, spec: HardwareSpec, node: Node) -> tuple[OpSignature, ...]:

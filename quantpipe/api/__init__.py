@@ -2,7 +2,7 @@
 
 Each is loaded at first use.
 
-It stands above the command line's package, whose way from configuration to settings it takes; the stages are those of
+It depends on the command line's package, for the conversion of configurations to settings; its stages come from
 `quantpipe.pipeline`.
 """
 

@@ -21,14 +21,14 @@ Folder = str | PathLike[str]
 
 
 class DumpResult(dict[str, Any]):
-    """How a dump differs from a plan (`quantpipe.types.DumpReport`). As text, the tables of the command line."""
+    """Describe how a dump differs from a plan (`quantpipe.types.DumpReport`); as text, the command line's tables."""
 
     def __str__(self) -> str:
         return as_text(dump_tables(self))
 
 
 class IdentifyResult(dict[str, Any]):
-    """What dumps say of a device (`quantpipe.types.IdentifyReport`). As text, the table of the command line."""
+    """Describe a device by its dumps (`quantpipe.types.IdentifyReport`); as text, the command line's table."""
 
     def __str__(self) -> str:
         return as_text(identified_table(self))
@@ -50,12 +50,12 @@ def export_vectors(
         samples: The samples of the run, in any form that `quantize` takes, where they were given from Python; None:
             those that the configuration in the folder names.
         count: On how many samples of the evaluate split.
-        hex_samples: So many of them stand in hex files, too.
+        hex_samples: So many of them are in hex files, too.
         probes: Whether op-level probes are written.
         progress: As for `quantize`.
 
     Returns:
-        The folder of the vectors; its README.md says what a device has to run.
+        The folder of the vectors; its README.md describes what a device has to run.
 
     Raises:
         ArtifactError: The folder holds no finished run of this version, or a damaged one.
@@ -93,7 +93,7 @@ def compare_dump(
         Every tensor that differs, with what would explain it; `differing` is 0 where nothing does.
 
     Raises:
-        ArtifactError: No vectors were exported, or the dump is none of them.
+        ArtifactError: No vectors were exported, or the dump does not belong to them.
     """
     return DumpResult(compare_with_dump(_settings(folder, samples), Listening(progress), _path(dump)))
 
@@ -101,7 +101,7 @@ def compare_dump(
 def identify(
     folder: Folder, dump: Folder, samples: Any = None, *, progress: Listener | bool | None = None
 ) -> IdentifyResult:
-    """Say which values of a hardware file's fields agree with a device's dumps of the probes.
+    """Report which values of a hardware file's fields agree with a device's dumps of the probes.
 
     Args:
         folder: The run folder, with exported vectors.
@@ -110,7 +110,7 @@ def identify(
         progress: As for `quantize`.
 
     Returns:
-        For each field the values that are left; `overrides` says what the file would have to say.
+        For each field the values that are left; `overrides` lists the required changes of the file.
 
     Raises:
         ArtifactError: No vectors were exported, or the folder has no dump of a probe.

@@ -1,6 +1,6 @@
 """Look at models without running a search.
 
-These functions tell what a device would make of a float model, what it would refuse of an integer one, and whether a
+These functions report how a device would run a float model, what it would reject in an integer one, and whether a
 certificate holds.
 """
 
@@ -33,21 +33,21 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 class CheckResult(Fit):
-    """What a device would make of a float model. As text, the table of the command line."""
+    """Describe how a device would run a float model; as text, the command line's table."""
 
     def __str__(self) -> str:
         return as_text(fit_tables(self.as_dict()))
 
 
 class LintResult(Findings):
-    """What a device would refuse of an integer model. As text, the table of the command line."""
+    """Describe what a device would reject in an integer model; as text, the command line's table."""
 
     def __str__(self) -> str:
         return as_text(lint_table(self.as_dict()))
 
 
 class ExplainResult(dict[str, Any]):
-    """What is wrong with a run, as explain.json holds it. As text, the tables of the command line."""
+    """Explain the losses of a run, as explain.json holds them; as text, the command line's tables."""
 
     def __str__(self) -> str:
         return as_text(explained(self))
@@ -62,7 +62,7 @@ def check(
     shapes: Shapes | None = None,
     fixed: Mapping[str, Any] | None = None,
 ) -> CheckResult:
-    """Say what a device would make of a model, before any sample is needed.
+    """Report how a device would run a model, before any sample is needed.
 
     Args:
         model: A float ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
@@ -73,7 +73,7 @@ def check(
         fixed: Values of inputs that are always the same, by name.
 
     Returns:
-        The verdict (`fits`, `falls_back`, `cannot_run`), every refused node with its reason, the share of the
+        The verdict (`fits`, `falls_back`, `cannot_run`), every rejected node with its reason, the share of the
         multiply-accumulates that runs in integers, sums and biases near their limits.
 
     Raises:
@@ -101,7 +101,7 @@ def lint(
     shapes: Shapes | None = None,
     fixed: Mapping[str, Any] | None = None,
 ) -> LintResult:
-    """Say what a device would refuse of an integer model, whoever wrote it.
+    """Report what a device would reject in an integer model of any tool.
 
     Args:
         model: An integer ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
@@ -161,7 +161,7 @@ def explain(
     plugins: Sequence[str] = (),
     progress: Listener | bool | None = None,
 ) -> ExplainResult:
-    """Say what is wrong with a finished run, and what would mend it, measured.
+    """Report where a finished run loses accuracy, and which measured changes would improve it.
 
     The answer is written into the folder, too (`explain.json`, docs/artifacts.md).
 
@@ -205,7 +205,7 @@ def explain_file(
     progress: Listener | bool | None = None,
     **options: Any,
 ) -> ExplainResult:
-    """Say what is wrong with a quantized file of any tool, beside the float model that it was made from.
+    """Report where a quantized file of any tool loses accuracy, compared with its float model.
 
     Args:
         file: The quantized ONNX file: QDQ, QOperator, dynamically quantized, or QONNX.
@@ -214,7 +214,8 @@ def explain_file(
         culprits: For how many of the places that cost most changes are measured.
         folder: Where explain.json is written; None: nowhere that stays.
         progress: As for `quantize`.
-        options: Those of `quantize` that say how samples are divided and what is compared, such as `objective`.
+        options: The options of `quantize` that control how samples are divided and what is compared, such as
+            `objective`.
 
     Returns:
         What explain.json holds. As text, the table of the command line.
@@ -249,7 +250,7 @@ def explain_strategy(
     folder: str | PathLike[str] | None = None,
     **options: Any,
 ) -> ExplainResult:
-    """Say what is wrong with a strategy, and what would mend it, measured, where there is no run folder.
+    """Report where a strategy without a run folder loses accuracy, and which measured changes would improve it.
 
     Args:
         strategy: The strategy.json.
@@ -258,7 +259,7 @@ def explain_strategy(
         hardware: The device: its name, its file, or its fields.
         culprits: For how many of the places that cost most changes are measured.
         folder: Where explain.json is written; None: nowhere that stays.
-        options: Those of `quantize`.
+        options: The options of `quantize`.
 
     Returns:
         What explain.json holds. As text, the tables of the command line.

@@ -22,7 +22,8 @@ def model_file(model: Model, folder: Path) -> Path:
     """Return the file of a model; one that is in memory is written to `folder`, under a name made of its content.
 
     Raises:
-        ModelError: For what is no model, and for a model in memory whose weights lie in files: where, it does not say.
+        ModelError: For an object that is no model, and for a model in memory with external weights whose place is
+            unknown.
     """
     if isinstance(model, str | os.PathLike):
         return Path(model).expanduser().absolute()
@@ -54,7 +55,7 @@ def _written(content: bytes, folder: Path) -> Path:
 
 
 def _written_apart(model: onnx.ModelProto, folder: Path) -> Path:
-    """With the weights in a data file; the caller's object stays as it is."""
+    """Write the model with the weights in a data file; the caller's object stays as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
     onnx_ir.save(onnx_ir.from_proto(model), path, external_data=f"{path.name}.data")

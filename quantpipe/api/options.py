@@ -34,10 +34,10 @@ BESIDE = ("dataset", "fixed", "keep", "recurrent")
 
 
 class Options(TypedDict, total=False):
-    """Name what may be said of a run beside model, samples and hardware.
+    """Name the options of a run in addition to model, samples and hardware.
 
     A group (the first ten) is the name of an option, or a mapping of its keys, of which `option` chooses among the
-    files of conf/; the others are values, or mappings of the keys that docs/configuration.md lists.
+    files of conf/. The others are values, or mappings of the keys that docs/configuration.md lists.
 
     Attributes:
         schema: How ranges become scales.
@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
         annotate: What runs in integers and what a search may decide.
         calibrate: What is measured; the cache of statistics is off by default.
         profile: Statistics from a file instead of a calibration run.
-        evaluate: What is measured of the result.
+        evaluate: The measurements of the result.
         detections: Where a detector's outputs hold boxes and scores.
         choices: Limits on what the search may choose.
         fixed: Values of inputs that are always the same, by name.
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
         pick: Which point of a Pareto front is taken.
         plugins: Packages that `_target_` may name.
         seed: Everything random follows from it.
-        strict: Refuse ops that no rule knows, and raise TargetError where the objective is missed.
+        strict: Reject ops that no rule knows, and raise TargetError where the objective is missed.
         verify: `fail` or `warn`: what a difference between simulated and realized integers means.
     """
 
@@ -139,7 +139,7 @@ def settings_for(
 
 
 def _described(hardware: Hardware) -> Mapping[str, Any] | None:
-    """The content of a hardware description that is no option of the group; None for an option."""
+    """Return the content of a hardware description that is no option of the group; None for an option."""
     if isinstance(hardware, HardwareSpec):
         content: dict[str, Any] = plain(hardware)
         return content
@@ -165,14 +165,14 @@ def _described(hardware: Hardware) -> Mapping[str, Any] | None:
 
 
 def _file(hardware: Hardware) -> Path | None:
-    """The file that describes the device, where it is one."""
+    """Return the file that describes the device, where it is one."""
     if isinstance(hardware, str | os.PathLike):
         return compose.hardware_file(str(hardware)) or Path(hardware).expanduser()
     return None
 
 
 def _dataset(samples: Any, options: Mapping[str, Any] | None) -> Any:
-    """A data set as it is; anything else as one of samples in memory, with the keys of conf/dataset/callable.yaml."""
+    """Return a data set as it is; else one of in-memory samples, with the keys of conf/dataset/callable.yaml."""
     if hasattr(samples, "splits"):
         if options:
             raise ConfigError(
@@ -203,7 +203,7 @@ def given_dataset(folder: Path, samples: Any) -> Any:
 
 
 def _record(dataset: Any) -> dict[str, Any]:
-    """Return what config.yaml says of a data set: its class, and its options as far as they are data.
+    """Return config.yaml's entry for a data set: its class, and its options as far as they are data.
 
     Which samples they are is in data.json, by digest.
     """
@@ -225,7 +225,7 @@ def _function(objective: Any) -> Callable[..., float] | None:
 
 
 def _named(objective: Any, function: Callable[..., float]) -> dict[str, Any]:
-    """An objective that is a function, as data."""
+    """Return an objective that is a function, as data."""
     changes = {"option": "callable", **objective} if isinstance(objective, Mapping) else {"option": "callable"}
     return {**changes, "target": name_of(function)}
 

@@ -36,9 +36,10 @@ class Pipeline:
 
     Args:
         model: An ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
-        samples: What ranges are taken from and results are judged by. An array `[N, …]` with a row per sample; a
-            mapping with such an array for each input of the model; an iterable of samples; a tuple (any of these,
-            labels `[N]`); a `SampleSets` where you have divided them already; or a data set of `quantpipe.data`.
+        samples: The samples that ranges are taken from and results are judged by. An array `[N, …]` with a row per
+            sample; a mapping with such an array for each input of the model; an iterable of samples; or a tuple (any of
+            these, labels `[N]`). Also a `SampleSets` where you have divided them already, or a data set of
+            `quantpipe.data`.
         hardware: What the device can run: the name of a shipped file, the path of a YAML file, its content as a
             mapping, or a `HardwareSpec`. A mapping with the key `option` changes fields of a shipped file.
         folder: The run folder, made where it is not there; None: a temporary one.
@@ -178,8 +179,8 @@ def quantize(
 ) -> Result:
     """Quantize a model: annotate, calibrate, search, recover, realize and evaluate it.
 
-    The defaults are those of the command line (conf/), but nothing is written outside the run folder: there is no
-    tracking and no cache of statistics unless asked for.
+    The defaults are the command line's (conf/), but nothing is written outside the run folder: tracking and the cache
+    of statistics are off unless requested.
 
     Args:
         model: An ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
@@ -197,8 +198,8 @@ def quantize(
         The integer model, the strategy, the plan and the report.
 
     Raises:
-        QuantpipeError: One of its classes (`quantpipe.errors`), with one paragraph that says what was found, where, and
-            what would be legal.
+        QuantpipeError: One of its classes (`quantpipe.errors`), with one paragraph that names the problem, its place,
+            and the legal values.
 
     Examples:
         >>> import quantpipe

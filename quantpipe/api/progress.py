@@ -1,4 +1,4 @@
-"""How a run that was started from Python says how far it is: to a function of the caller's, or not at all."""
+"""Report the progress of a run that was started from Python: to a function of the caller's, or not at all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Listening:
         self._listener(ProgressEvent(name, note=note))
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
-        """Return a function that tells the listener how far a phase is."""
+        """Return a function that reports the progress of a phase to the listener."""
 
         def update(done: int, total: int, note: str) -> None:
             self._listener(ProgressEvent(name, done, total, note))
@@ -99,11 +99,11 @@ class TextLine:
 
 
 def _silent(event: ProgressEvent) -> None:
-    """Nobody listens."""
+    """Ignore the progress: nobody listens."""
 
 
 def _callers_level() -> int:
-    """The `stacklevel` of the first line outside the package, seen from `Listening.warn`."""
+    """Return the `stacklevel` of the first line outside the package, seen from `Listening.warn`."""
     level, frame, ours = 1, sys._getframe(1), (PACKAGE, functools.__file__)  # stages are cached properties
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         level, frame = level + 1, frame.f_back

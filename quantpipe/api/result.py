@@ -1,4 +1,4 @@
-"""What a run from Python gives back."""
+"""Results of a run from Python."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Annotation:
-    """What the stage annotate decides.
+    """Hold the result of the stage annotate.
 
     Attributes:
         topology: Which nodes and tensors are integers, kernels, scale groups, weights.
@@ -51,7 +51,7 @@ class Annotation:
 
 @dataclass(frozen=True, eq=False)
 class SearchOutcome:
-    """What a search, or recovery behind it, gives.
+    """Hold the result of a search, or of recovery after it.
 
     Attributes:
         strategy: Bits per tensor, range per scale group, thresholds per weight.
@@ -66,7 +66,7 @@ class SearchOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Realization:
-    """What the stage realize writes.
+    """Hold the result of the stage realize.
 
     Attributes:
         plan: Every number of the integer model.
@@ -83,7 +83,7 @@ class Realization:
 
     @cached_property
     def model(self) -> onnx.ModelProto:
-        """Return the integer model; of one with a data file beside it, the graph without the weights."""
+        """Return the integer model; for one with a data file, the graph without the weights."""
         return onnx.load(self.model_path, load_external_data=False)
 
 
@@ -123,7 +123,7 @@ class Result:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """Return the integer model; of one with a data file beside it, the graph without the weights."""
+        """Return the integer model; for one with a data file, the graph without the weights."""
         return self.realization.model
 
     def save(self, folder: Any) -> Path:

@@ -25,6 +25,6 @@ class Workspace:
         """Return how an interrupted run goes on, in words."""
         if self.temporary:
             return (
-                "the method that was interrupted (a new call begins anew, as this folder is temporary: give folder=…)"
+                "the interrupted method (a new call starts again, as this folder is temporary: give folder=…)"
             )
         return f"the same call, with folder={str(self.path)!r}"

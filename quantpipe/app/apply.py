@@ -52,7 +52,7 @@ def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _joined(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Both together; None where they contradict each other."""
+    """Return both together; None where they contradict each other."""
     found = dict(before)
     for key, value in more.items():
         known = found.get(key)

@@ -43,7 +43,7 @@ def sync_command(folder: Path) -> str:
 
 
 def _quoted(value: str) -> str:
-    """As Hydra's grammar takes it: in quotes where a character means something to it."""
+    """Return a value for Hydra's grammar: in quotes where a character has a meaning to it."""
     if _PLAIN_VALUE.fullmatch(value):
         return value
     return "'" + value.replace("'", "\\'") + "'"

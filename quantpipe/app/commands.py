@@ -110,7 +110,7 @@ def explain(settings: Settings) -> int:
 
 
 def _applied(settings: Settings, folder: Path, advice: Sequence[Mapping[str, Any]]) -> int:
-    """The run with the best of what was advised, and how it compares with the first."""
+    """Return the run with the best of what was advised, and how it compares with the first."""
     out = plain()
     taken, changes = apply.best(advice, settings.explain.apply)
     if not taken:
@@ -184,7 +184,7 @@ def sync(settings: Settings) -> int:
     for folder in run_folders(settings.runs, Path.cwd()):
         run = settings_to_sync(folder, settings)
         if isinstance(run.tracker, NullTracker):
-            raise ConfigError("has the value none, so there is no store for runs; give tracking=mlflow", where="tracking")
+            raise ConfigError("is set to none, so there is no store for runs; give tracking=mlflow", where="tracking")
         sync_run(run)
         out.print(f"{folder}: {run.tracker.run_id} in experiment {run.tracker.experiment}", soft_wrap=True)
         if run.tracker.incomplete:
@@ -201,7 +201,7 @@ def falls_short(report: RunReport, settings: Settings) -> bool:
 
 
 def _main_output(report: RunReport) -> str:
-    """The output that metrics are about; it is named where there are several."""
+    """Return the output that metrics are about; it is named where there are several."""
     return report["run"].get("output") or report["outputs"][0]["output"]
 
 

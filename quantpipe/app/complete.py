@@ -68,7 +68,7 @@ def _values(begun: str) -> Iterator[str]:
 
 
 def _names(words: Sequence[str]) -> Iterator[str]:
-    """Groups, and keys of the chosen options."""
+    """Yield groups, and keys of the chosen options."""
     conf = folder_of("conf")
     top = _content(conf / "config.yaml")
     chosen = {group: name for entry in top["defaults"] if isinstance(entry, dict) for group, name in entry.items()}

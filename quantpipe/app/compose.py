@@ -174,7 +174,7 @@ def _refers(node: Any) -> bool:
 
 
 def _content(group: str, name: str) -> dict[str, Any]:
-    """The content of an option, or of several in brackets, `[qdq,c]`, one over the other as Hydra lays them."""
+    """Return the content of an option, or of several in brackets, `[qdq,c]`, one over the other as Hydra lays them."""
     if not name.startswith("["):
         return option(group, name)
     found: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def _of_option(group: str, given: Any, default: str) -> tuple[str, Mapping[str, 
 
 
 def _merged(there: dict[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """With the changes made, mapping by mapping. ConfigError for a key that is not there."""
+    """Return the content with the changes made, mapping by mapping; ConfigError for an unknown key."""
     for key, value in changes.items():
         if key not in there:
             raise ConfigError(
@@ -215,7 +215,7 @@ def _merged(there: dict[str, Any], changes: Mapping[str, Any], where: str) -> di
 
 
 def _value(there: Any, given: Any, where: str) -> Any:
-    """A mapping changes a mapping; one that describes another class takes its place, as does any other value."""
+    """Return the changed value: a mapping changes a mapping; one of another class, and any other value, replaces it."""
     if isinstance(given, Mapping) and isinstance(there, dict):
         another = "_target_" in given and given["_target_"] != there.get("_target_")
         return dict(given) if another else _merged(dict(there), given, where)
@@ -234,7 +234,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def _with_assets(node: Any) -> Any:
-    """Files of the package by their paths: the command line registers a resolver for them, which would be global."""
+    """Return the content with package files by path: the command line registers a resolver, which would be global."""
     if isinstance(node, dict):
         return {key: _with_assets(value) for key, value in node.items()}
     if isinstance(node, str) and (name := _ASSET.fullmatch(node)) is not None:
@@ -244,7 +244,7 @@ def _with_assets(node: Any) -> Any:
 
 @cache
 def _shipped(path: Path, group: str) -> dict[str, Any]:
-    """A file that comes with a package does not change while the program runs, and parsing is slow."""
+    """Return a shipped file, which never changes while the program runs; it is cached because parsing is slow."""
     return read_yaml(path, group)
 
 

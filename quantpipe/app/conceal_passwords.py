@@ -75,7 +75,7 @@ def _without_secrets(argument: str) -> str:
 
 
 def _texts(value: Any) -> Iterator[tuple[str, str]]:
-    """(as it is written on the command line, what it means) of all texts in a parsed value."""
+    """Yield (text on the command line, its meaning) of all texts in a parsed value."""
     if isinstance(value, QuotedString):
         yield value.with_quotes(), value.text
     elif isinstance(value, str):

@@ -1,8 +1,8 @@
 """The user's own configuration files, checked before Hydra reads them: what is wrong, in which file and line.
 
-Hydra and OmegaConf let errors of the YAML parser through as they are, and expand aliases before the result can be
-checked, so a file of some lines may take all memory. `check_config_files` inserts a check before Hydra's reader of
-files. It checks all files that a command line leads to, and no others.
+Hydra and OmegaConf do not handle errors of the YAML parser, and expand aliases before the result can be checked. So a
+file of some lines may take all memory. `check_config_files` inserts a check before Hydra's reader of files. It checks
+all files that a command line leads to, and no others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
 
 
 def _whole(result: ConfigResult, config_path: str, folder: Path | None) -> ConfigResult:
-    """A hardware file with all that it takes from the one that it is like, so that overrides find every field."""
+    """Return a hardware file with the content of the one that it is like, so that overrides find every field."""
     group = config_path.strip("/").rpartition("/")[0]
     if group == HARDWARE and isinstance(result.config, DictConfig) and LIKE in result.config:
         content = OmegaConf.to_container(result.config, resolve=False)

@@ -113,7 +113,7 @@ class RichConsole:
         return update
 
     def _lines(self, name: str) -> Update:
-        """Progress in lines, for what takes long; the terminal has its bar."""
+        """Return progress in lines, for long work; the terminal has its bar."""
         begin = last = time.perf_counter()
         first: int | None = None
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from quantpipe.version import __version__
 from quantpipe.app import compose
 from quantpipe.app.instances import make
 from quantpipe.app.renamed import config_as_now_named
@@ -18,6 +17,7 @@ from quantpipe.errors import ArtifactError, ConfigError
 from quantpipe.pipeline.explain_settings import Shipped
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
+from quantpipe.version import __version__
 
 THRESHOLDS = ("max_range", "percentile", "mse", "kl")
 """Options of the group that are tried for the whole run."""

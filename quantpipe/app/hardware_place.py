@@ -40,7 +40,7 @@ def load_located(content: Mapping[str, Any], file: Path | None, given: Collectio
 
 
 def _placed(spec: HardwareSpec, file: Path | None) -> HardwareSpec:
-    """The device with the places of its patterns: where two of them meet is known with the model only."""
+    """Return the device with the places of its patterns: where two of them meet is known with the model only."""
     if file is None or not any(k.is_typed for k in spec.kernels):
         return spec
     places = {k.name: place_of(f"kernels.{k.name}.pattern", file) or "" for k in spec.kernels if k.is_typed}
@@ -58,7 +58,7 @@ def place_of(field: str, file: Path) -> str | None:
 
 
 def _chain(file: Path | None) -> Iterator[Path]:
-    """The file, and those that it takes fields from."""
+    """Yield the file, and those that it takes fields from."""
     seen: list[Path] = []
     while file is not None and file.is_file() and file not in seen:
         seen.append(file)
@@ -69,7 +69,7 @@ def _chain(file: Path | None) -> Iterator[Path]:
 
 
 def _line(node: yaml.Node | None, field: str) -> tuple[int, int]:
-    """(how much of the field's name was found, the line), of the node below which it stands."""
+    """Return (how much of the field's name was found, the line), searched below a node."""
     if isinstance(node, yaml.SequenceNode):
         return max((_line(item, field) for item in node.value), default=(0, 0), key=lambda found: found[0])
     if not isinstance(node, yaml.MappingNode):

@@ -139,14 +139,14 @@ def _plain(node: Any) -> Any:
 
 
 def _composed(folder: str, overrides: Sequence[str]) -> Any:
-    """The configuration without the rest of the command line."""
+    """Return the configuration without the rest of the command line."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(folder, version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a configuration, inner ones included."""
+    """Yield every dotted key of a configuration, inner ones included."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield f"{prefix}{name}"

@@ -84,7 +84,7 @@ def _check_target(target: str, key: str, plugins: Sequence[str]) -> None:
 
 
 def _refuse_unknown_options(node: Any, key: str) -> None:
-    """ConfigError for options that a target, a class or a function of an allowed package, does not take."""
+    """Raise ConfigError for options that a target, a class or a function of an allowed package, does not take."""
     for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         _refuse_unknown_options(value, f"{key}.{name}")
     if not isinstance(node, dict) or "_target_" not in node:

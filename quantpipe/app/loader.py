@@ -50,7 +50,7 @@ def install() -> None:
 
 
 def _keep_secrets(config: DictConfig) -> None:
-    """References in place of addresses with passwords; in Hydra's records of overrides, what may be shown."""
+    """Put references in place of addresses with passwords, and safe texts in Hydra's records of overrides."""
     for parent, key, text in list(_texts(config)):
         if parent is not config and _is_record(parent, key):
             safe = shown(text) if key == "override_dirname" else text
@@ -71,7 +71,7 @@ def _is_record(parent: Any, key: Any) -> bool:
 
 
 def _texts(node: Any) -> Iterator[tuple[Any, Any, str]]:
-    """(container, key, text) of every text of a configuration, as it is written there."""
+    """Yield (container, key, text) of every text of a configuration, as it is written there."""
     if node._is_none() or node._is_missing() or node._is_interpolation():
         return
     keys: Sequence[Any] = range(len(node)) if isinstance(node, ListConfig) else list(node.keys())
@@ -84,7 +84,7 @@ def _texts(node: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _check_hydra(config: DictConfig) -> None:
-    """ConfigError for what Hydra would instantiate and must not."""
+    """Raise ConfigError for objects that Hydra would instantiate and must not."""
     plain: Any = OmegaConf.to_container(config.hydra, resolve=False)
     plugins = [str(name) for name in OmegaConf.select(config, "plugins", default=None) or ()]
     refuse_plugins(plugins, plain["overrides"]["task"])

@@ -26,7 +26,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quantpipe.version import __version__
 from quantpipe.app.arguments import arranged
 from quantpipe.app.command_line import explain_command, overrides_of, sync_command
 from quantpipe.app.commands import COMMANDS, falls_short
@@ -51,6 +50,7 @@ from quantpipe.types import (
     RunReport,
 )
 from quantpipe.verify.__main__ import main as check_certificate
+from quantpipe.version import __version__
 
 _NAMED_ERROR = re.compile(r"[\w.]+(?:Error|Interrupted|Exception): ")
 
@@ -119,7 +119,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _verify(arguments: list[str]) -> int:
-    """Without Hydra, which would write into the folder: a check leaves it as it is."""
+    """Verify without Hydra, which would write into the folder: a check leaves it as it is."""
     key = "hydra.run.dir="
     folders = [a.removeprefix(key) for a in arguments if a.startswith(key)]
     if len(folders) != 1 or len(arguments) != 1:
@@ -150,7 +150,7 @@ def _experiment(argument: str) -> str:
 
 
 def _task(config: DictConfig) -> None:
-    """One job (the only one, or one of a sweep)."""
+    """Run one job (the only one, or one of a sweep)."""
     hydra_config = HydraConfig.get()
     _tasks.append(hydra_config)
     _quiet_logs()
@@ -164,7 +164,7 @@ def _task(config: DictConfig) -> None:
 
 
 def _logged(config: DictConfig, hydra_config: HydraConf) -> None:
-    """The job, with how it ended in main.log."""
+    """Run the job, and record in main.log how it ended."""
     try:
         _job(config, hydra_config)
         LOG.info("done")
@@ -203,7 +203,7 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
 
 
 def _leave(code: int, hydra_config: HydraConf) -> None:
-    """With the command's own exit code; the jobs of a sweep leave together, with the worst one."""
+    """Leave with the command's own exit code; the jobs of a sweep leave together, with the worst one."""
     _exit_codes.append(code)
     if hydra_config.mode != RunMode.MULTIRUN:
         raise SystemExit(code)
@@ -227,7 +227,7 @@ def _show(report: RunReport | None, settings: Settings) -> None:
 
 
 def _report(error: BaseException) -> int:
-    """One paragraph on standard error; the exit code of the error."""
+    """Print one paragraph on standard error; return the exit code of the error."""
     cause = error
     while not isinstance(cause, QuantpipeError) and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra wraps what constructors raise

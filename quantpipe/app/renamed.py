@@ -88,7 +88,7 @@ def config_as_now_named(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _step(given: Any) -> Any:
-    """A step, which is a name, or a mapping of a name and parameters."""
+    """Return a step, which is a name, or a mapping of a name and parameters."""
     if isinstance(given, str):
         return _word("recover.steps", given, STEPS)
     if not isinstance(given, Mapping):

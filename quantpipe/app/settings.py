@@ -147,14 +147,14 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
 
 
 def _hardware_file(name: str, hydra_config: HydraConf) -> Path | None:
-    """The file of the chosen device: Hydra takes the first of its search path."""
+    """Return the file of the chosen device: Hydra takes the first of its search path."""
     folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
     found = (folder / "hardware" / f"{name}.yaml" for folder in folders)
     return next((path for path in found if path.is_file()), None) or hardware_file(name)
 
 
 def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
-    """ConfigError for what `command=explain` would not heed: the run's own configuration is in its folder."""
+    """Raise ConfigError for keys that `command=explain` would ignore: the run's own configuration is in its folder."""
     legal = ("command", "explain.", "check.format", "plugins", "verbosity", "hydra.")
     other = [text for text in overrides if not text.lstrip("+").startswith(legal)]
     elsewhere = any(text.lstrip("+").startswith(("explain.file=", "strategy=")) for text in overrides)
@@ -260,7 +260,7 @@ def _annotate(given: Mapping[str, Any], strict: bool) -> AnnotateOptions:
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
-    """A dataclass of options whose defaults say what kind of value each one takes."""
+    """Return a dataclass of options whose defaults say what kind of value each one takes."""
     fields = kind.__dataclass_fields__
     for name, value in _known(kind, given, key).items():
         _expect(value, fields[name].default, f"{key}.{name}")
@@ -300,7 +300,7 @@ def _evaluate(given: Mapping[str, Any]) -> EvaluateSettings:
 
 
 def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The options, all of which the dataclass has; ConfigError otherwise."""
+    """Return the options, all of which the dataclass has; ConfigError otherwise."""
     refuse_unknown(given, kind.__dataclass_fields__, key)
     return given
 
@@ -323,7 +323,7 @@ def _refuse_unknown_keys(plain: Mapping[str, Any]) -> None:
 
 
 def _expect(value: Any, default: Any, key: str) -> Any:
-    """The value, if it is of the default's kind; ConfigError otherwise."""
+    """Return the value, if it is of the default's kind; ConfigError otherwise."""
     if not _fits(value, default):
         raise ConfigError(f"is {value!r}; legal is {_KINDS[type(default)]}", where=key)
     return value
@@ -350,7 +350,7 @@ _KINDS = {
 
 
 def _calibrate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """With true and false for all tensors and none, and null for no cache, as one would write them."""
+    """Return the settings with true and false for all and no tensors, and null for no cache, as users write them."""
     shorthand = {True: ["*"], False: []}
     found = {key: shorthand[v] if key == "per_channel" and isinstance(v, bool) else v for key, v in given.items()}
     return found | ({"cache": "none"} if found.get("cache", "") is None else {})

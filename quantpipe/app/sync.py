@@ -69,7 +69,7 @@ def _tracker(folder: Path, now: Settings) -> Any:
 
 
 def _changed(folder: Path) -> dict[str, str]:
-    """The overrides that Hydra has written into the folder."""
+    """Return the overrides that Hydra has written into the folder."""
     path = folder / ".hydra" / "overrides.yaml"
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))

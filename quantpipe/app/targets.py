@@ -35,7 +35,7 @@ def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
 
 @cache
 def _announced() -> frozenset[str]:
-    """Packages that are installed as plug-ins (reading what is installed takes milliseconds)."""
+    """Return the packages that are installed as plug-ins (reading the installed packages takes milliseconds)."""
     return frozenset(entry.value.split(".")[0] for entry in entry_points(group=PLUGINS))
 
 
@@ -54,7 +54,8 @@ def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
             )
         if not _can_be_imported(name):
             raise ConfigError(
-                f"names {name!r}, which is neither installed nor in {Path.cwd()}; legal are packages that can be imported",
+                f"names {name!r}, which is neither installed nor in {Path.cwd()}; legal are packages that can be "
+                "imported",
                 where="plugins",
             )
     if plugins and not any(text.lstrip("+").startswith("plugins") for text in overrides):

@@ -32,7 +32,7 @@ def shipped_option(name: str) -> Mapping[str, Any]:
 
 
 def rules_of(given: Any, plugins: Sequence[str], option: Option = shipped_option) -> tuple[Rule, ...]:
-    """Return the rules of `threshold.rules` in order; None is an empty list.
+    """Return the rules of `threshold.rules` in order; an absent list is empty.
 
     Raises ConfigError for an entry that is no rule, with its place in the list and the legal values.
     """
@@ -50,8 +50,8 @@ def _rule(given: Any, where: str, plugins: Sequence[str], option: Option) -> Rul
     words = {key: _words(given[key], f"{where}.{key}") for key in (*CONDITIONS, "roles") if key in given}
     if not words:
         raise ConfigError(
-            f"selects no tensor: give at least one of {', '.join(CONDITIONS)} or roles. To apply it to all tensors, use "
-            "threshold=NAME",
+            f"selects no tensor: give at least one of {', '.join(CONDITIONS)} or roles. To apply it to all tensors, "
+            "use threshold=NAME",
             where=where,
         )
     if "side" in given and not ({"ops", "nodes"} & set(words)):
@@ -67,7 +67,7 @@ def _rule(given: Any, where: str, plugins: Sequence[str], option: Option) -> Rul
 
 
 def _used(given: Any, where: str, plugins: Sequence[str], option: Option) -> tuple[Estimator, str]:
-    """The estimator, and how it is called."""
+    """Return the estimator, and how it is called."""
     if isinstance(given, str):
         name, changes = given, {}
     elif isinstance(given, Mapping) and "_target_" in given:

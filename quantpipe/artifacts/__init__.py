@@ -1,9 +1,9 @@
 """Artifacts: the files that stages leave in a run folder, each whole, each saying what it was made from.
 
-`Origin` is the record (format version, kind, digests of the inputs, the slice of configuration that mattered);
-`write_*` put a file in place atomically with its origin and the digest of its content, and a `Unit` several at once;
-`read_*` refuse what is damaged or foreign, by name; `is_current` tells a stage that it can be skipped, `damage` what is
-wrong with a file; `RunLock` keeps a second process out and finishes what a killed one had begun to put in place.
+`Origin` is the record: format version, kind, digests of the inputs, the slice of configuration that mattered. `write_*`
+put a file in place atomically with its origin and the digest of its content, and a `Unit` several at once. `read_*`
+reject damaged or foreign files, by name. `is_current` decides whether a stage can be skipped, and `damage` describes a
+file's fault. `RunLock` keeps a second process out, and completes the writes of a killed one.
 """
 
 from quantpipe.artifacts.digest import PlainMapping, digest_array, digest_bytes, digest_file, digest_json, plain

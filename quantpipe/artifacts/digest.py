@@ -64,7 +64,7 @@ def digest_json(payload: Any) -> str:
 
 
 def digest_plain(payload: Any) -> str:
-    """Return what `digest_json` returns, of a value that `plain` has made: it is not looked through again."""
+    """Return `digest_json` of a value that `plain` has made, without a second conversion."""
     return digest_bytes(json.dumps(payload, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 

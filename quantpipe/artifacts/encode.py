@@ -1,7 +1,8 @@
 """The bytes of an artifact: its content with its origin, as each kind of file carries it.
 
-JSON has the origin in a top-level `origin` key, text in leading comment lines, npz in an `__origin__` entry and, as a
-comment of the archive, the digest of all bytes before it. Any other file has a side file `<name>.origin.json`.
+JSON has the origin in a top-level `origin` key, and text in leading comment lines. Npz has it in an `__origin__` entry
+and, as a comment of the archive, the digest of all bytes before it. Any other file has a side file
+`<name>.origin.json`.
 """
 
 from __future__ import annotations

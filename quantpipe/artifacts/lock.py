@@ -77,8 +77,8 @@ class FileLock:
 class RunLock(FileLock):
     """The lock of a run folder (`<folder>/.lock`).
 
-    Before anything is read, its owner completes the units of files that a killed owner had committed, and clears away
-    what that one left half-written: in the folder itself and in `places` (patterns of folders below it).
+    Before anything is read, its owner completes the units of files that a killed owner had committed, and removes its
+    half-written files. It does so in the folder itself and in `places` (patterns of folders below it).
     """
 
     def __init__(self, folder: str | os.PathLike[str], places: Sequence[str] = ("*",)) -> None:
@@ -100,7 +100,7 @@ class RunLock(FileLock):
 
 
 def _forget_in_child() -> None:
-    """A forked worker shares its parent's locks, and would keep them alive after a kill -9 of the parent."""
+    """Drop the parent's locks in a forked worker, which would hold them after a kill -9 of the parent."""
     while _held:
         os.close(_held.pop())
 

@@ -1,4 +1,4 @@
-"""What an artifact was made from, and how two such records differ."""
+"""Record what an artifact was made from, and how two such records differ."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ABSENT = object()
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What an artifact was made from. Two artifacts with equal origins are interchangeable.
+    """Hold the sources of an artifact; two artifacts with equal origins are interchangeable.
 
-    `kind` is the stage and the artifact (`calibrate/profile`); `inputs` maps names (model, data, …) to digests;
+    `kind` is the stage and the artifact (`calibrate/profile`); `inputs` maps names (model, data, …) to digests.
     `config` is the slice of configuration that mattered; `format` grows when the way the artifact is written changes.
     """
 
@@ -35,7 +35,7 @@ class Origin:
         return digest_plain([self.format, self.kind, self.inputs, self.config])
 
     def header(self, content: str | None = None) -> dict[str, Any]:
-        """Return what is written into the artifact; `content` is the digest of the artifact's own content.
+        """Return the header of the artifact; `content` is the digest of the artifact's own content.
 
         `config` comes last: in a text file it ends the header, so that a header cut short is noticed.
         """
@@ -68,7 +68,7 @@ def _union(*mappings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Dotted key and value of every leaf of a nested mapping; an empty mapping is a leaf."""
+    """Yield dotted key and value of every leaf of a nested mapping; an empty mapping is a leaf."""
     if isinstance(config, Mapping) and (config or not prefix):
         for key, value in config.items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else key)

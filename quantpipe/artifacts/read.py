@@ -39,7 +39,7 @@ _NOT_NPZ = (
 """What reading a damaged npz file may end with (RuntimeError: flags that speak of a password)."""
 _HEADER_LINE = re.compile(r"^\S+ origin\.(?P<key>\w+): (?P<value>.*?)(?: -->)?$")
 _SHOWN_DIFFERENCES = 8
-_REMEDY = "Remove the file to have it made anew, or choose another folder (hydra.run.dir)"
+_REMEDY = "Remove the file to have it made again, or choose another folder (hydra.run.dir)"
 
 
 def read_json(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def is_current(
 
 
 def damage(path: str | os.PathLike[str]) -> DamagedError | None:
-    """Return what is wrong with an artifact that is there, whatever it was made from."""
+    """Return the fault of an existing artifact, whatever it was made from."""
     path = Path(path)
     try:
         if path.is_file():
@@ -126,7 +126,7 @@ def _read_whole(path: Path, origin: Origin | None) -> None:
         _check_json_layout(side)
         return
     if path.suffix in _BINARY:
-        raise _damaged(path, f"{side.name}, which says where it came from, is missing")
+        raise _damaged(path, f"{side.name}, which has its origin, is missing")
     _READERS.get(path.suffix, read_text)(path, origin)
     if path.suffix == ".json":
         _check_json_layout(path)
@@ -226,12 +226,12 @@ def _origin(path: Path, header: Any) -> Origin:
 
 
 def _check(path: Path, header: Any, expected: Origin | None, content: Callable[[], str]) -> None:
-    """ArtifactError unless the header fits what is expected and the content fits the header."""
+    """Raise ArtifactError unless the header is as expected and the content fits the header."""
     stage = None if expected is None else expected.kind
     if header is None:
         if expected is None:
             return
-        what = "carries no origin, so nothing says that it belongs to this model and configuration"
+        what = "has no origin, so it may belong to another model or configuration"
         raise ArtifactError(f"{what}. {_REMEDY}", stage=stage, where=str(path))
     found = _origin(path, header)
     if expected is not None and (differing := expected.differences(found)):

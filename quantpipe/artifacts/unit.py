@@ -1,9 +1,9 @@
 """Several files that belong together, put in place as one: whatever happens, all of the old ones are there or all new.
 
-The new files are written beside their targets and synced. Then a commit record, itself put in place by one rename,
-names them all; from that moment on the unit counts as written. The files are renamed onto their targets, what is no
-longer wanted is removed, and the record goes last. A crash before the record leaves the old files, a crash after it
-leaves a record that `complete` carries out: the lock of a run folder does so before anything is read.
+The new files are written next to their targets and synced. Then a commit record, itself put in place by one rename,
+names them all; from that moment on the unit counts as written. The files are renamed onto their targets, obsolete files
+are removed, and the record goes last. A crash before the record leaves the old files. A crash after it leaves a record
+that `complete` carries out: the lock of a run folder does so before anything is read.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def complete(folder: Path) -> None:
 
 
 def _record(path: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
-    """(files to rename, files to remove) of a commit record; ValueError and the like when it is not whole."""
+    """Return (files to rename, files to remove) of a commit record; ValueError or similar when it is incomplete."""
     body = json.loads(path.read_bytes())
     digest = body.pop("digest")
     if digest != digest_json(body):
@@ -200,7 +200,7 @@ class _Hashed:
 def _told(
     where: Path, what: str = "it could not be written whole", then: str = "what was there before is untouched"
 ) -> Iterator[None]:
-    """OSErrors as StorageErrors."""
+    """Turn OSErrors into StorageErrors."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """Writing artifacts: whole or not at all, each with its origin.
 
-A file is written beside its target, synced, and renamed onto it. What consists of several files is one `Unit`.
+A file is written next to its target, synced, and renamed onto it. Several files together are one `Unit`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quantpipe.artifacts.unit import Unit
 def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview, origin: Origin | None = None) -> None:
     """Put `data` at `path`, whole or not at all, surviving a crash and a power cut once this returns.
 
-    With an `origin`, a side file `<name>.origin.json`, written as one unit with the file, says where the bytes came
+    With an `origin`, a side file `<name>.origin.json`, written as one unit with the file, records where the bytes came
     from. Raises StorageError, with the old file untouched, when the disk is full or the folder cannot be written.
     """
     write_pieces(path, [data], origin)

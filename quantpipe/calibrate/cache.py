@@ -32,8 +32,9 @@ VARIABLE = "QUANTPIPE_CACHE"
 def cache_folder(setting: str) -> Path | None:
     """Return the folder that `calibrate.cache` means.
 
-    It is None for `none`, the user's own for `auto`, else the path given. The user's own is the variable
-    QUANTPIPE_CACHE (also `none`), else `quantpipe` in the cache folder that XDG_CACHE_HOME names, else in ~/.cache.
+    It depends on the setting: nothing for `none`, the user's own for `auto`, else the path given. The user's own is the
+    variable QUANTPIPE_CACHE (also `none`), else `quantpipe` in the cache folder that XDG_CACHE_HOME names, else in
+    ~/.cache.
     """
     if setting == "auto":
         setting = os.environ.get(VARIABLE) or str(

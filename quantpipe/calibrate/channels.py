@@ -30,7 +30,7 @@ class ChannelCollector:
                 self._merge(rows.shape[1], low, high, mean, squares=squares)
 
     def _merge(self, count: int, low: Any, high: Any, mean: Any, *, squares: Any) -> None:
-        """Chan, Golub, LeVeque 1979, as `Moments.merge`, for every channel."""
+        """Merge as in Chan, Golub, LeVeque 1979, and in `Moments.merge`, for every channel."""
         if self.count == 0:
             self.count, self.minimum, self.maximum, self.mean, self.squares = count, low, high, mean, squares
             return
@@ -57,7 +57,7 @@ class ChannelCollector:
 
 
 def _moments(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and sum of squared deviations of each row; changes the rows."""
+    """Return mean and sum of squared deviations of each row; changes the rows."""
     mean = rows.mean(axis=1)
     rows -= mean[:, None]
     return mean, np.einsum("ij,ij->i", rows, rows)

@@ -47,7 +47,7 @@ class StatsCollector:
     """Statistics of one tensor over any number of batches; its state is bounded, however many come.
 
     Values that float32 cannot hold as finite numbers (NaN, infinities, float64 beyond float32) are counted apart and
-    otherwise left out; `first_nonfinite` is the index of the first sample that has one, or None. `channel_axis`: also
+    otherwise left out. `first_nonfinite` is the index of the first sample that has one, or None. `channel_axis`: also
     gather the exact statistics of each channel along this axis (of tensors without such values). `most`: at most so
     many values of each sample, evenly spread, go into histogram, mean and variance (None: all); extremes cover all.
     """
@@ -165,7 +165,7 @@ def merge(a: StatsCollector, b: StatsCollector) -> StatsCollector:
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:
-    """All values as one contiguous axis, float32 or float64 (other types: whichever holds them)."""
+    """Return all values as one contiguous axis, float32 or float64 (other types: whichever holds them)."""
     values = np.asarray(array).reshape(-1)
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
@@ -189,7 +189,7 @@ def _chunks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _extremes(values: NDArray[Any]) -> tuple[float, float]:
-    """(min, max), chunk by chunk so that memory is read once; NaN when any value is."""
+    """Return (min, max), chunk by chunk so that memory is read once; NaN when any value is."""
     pairs = [(chunk.min(), chunk.max()) for chunk in _chunks(values)]
     lows, highs = np.asarray(pairs, dtype=np.float64).T
     return float(lows.min()), float(highs.max())

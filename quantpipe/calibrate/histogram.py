@@ -1,9 +1,9 @@
 """One signed histogram on a grid that widens by powers of two, and what can be read from any such histogram.
 
 The grid is `BINS` equal bins over [-limit, +limit]. Bin i is [(i - HALF)·w, (i - HALF + 1)·w) with w = limit/HALF, so
-zero is the lower border of bin HALF, and +limit itself falls in the last bin. When a larger magnitude arrives the limit
-is doubled k times and 2^k neighbours become one bin: counts stay exact integers, as if the final grid had been used
-from the start.
+zero is the lower border of bin HALF, and +limit itself falls in the last bin. When a larger magnitude arrives, the
+limit is doubled k times and 2^k neighbours become one bin. Counts stay exact integers, as if the final grid had been
+used from the start.
 """
 
 from __future__ import annotations

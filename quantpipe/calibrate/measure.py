@@ -1,7 +1,7 @@
 """Passes of the float model over the calibration samples: every tensor's statistics, no tensor kept.
 
 Tensors are fetched as extra outputs, run by run, and counted by as many threads as there are cores, each tensor by one
-of them; where extremes are enough the graph reduces them itself. The memory is the memory of one run (`passes` computes
+of them. Where extremes are enough the graph reduces them itself. The memory is the memory of one run (`passes` computes
 its size). Values that are not finite end the measurement with their tensor and sample. A `Checkpoint` lets an
 interrupted measurement continue.
 """
@@ -173,7 +173,7 @@ class Measurement:
             self._save_at(0.0)
 
     def _fetcher(self, one: Pass, pool: ThreadPoolExecutor) -> Callable[[Batch, int], None]:
-        """Runs a batch, and counts its tensors on all cores: the largest first, so that they end together."""
+        """Return a function that runs a batch and counts its tensors on all cores, the largest first."""
         inputs = {i.name for i in self._graph.inputs}
         fetched = [t for t in one.tensors if t not in inputs]
         # Worker threads of the runtime that wait by spinning would take the cores from the counting.
@@ -191,7 +191,7 @@ class Measurement:
         return include
 
     def _reducer(self, one: Pass) -> Callable[[Batch, int], None]:
-        """Runs a batch whose tensors are reduced in the graph; looks at a tensor itself where a sum is not finite."""
+        """Return a function that runs a batch reduced in the graph; it inspects a tensor whose sum is not finite."""
         ranks = {t: len(self._graph.shapes[t]) for t in one.tensors}
         model, names = with_extremes(self._graph.model, ranks)
         session = Session(model, where=self._graph.source)
@@ -210,7 +210,7 @@ class Measurement:
         return include
 
     def _looked_at(self, tensor: str, batch: Batch, first: int) -> TensorStats:
-        """Statistics of one tensor in one batch. DataError when its values are not finite."""
+        """Return statistics of one tensor in one batch; DataError when its values are not finite."""
         collector = StatsCollector(tensor)
         fetched = [] if tensor in batch.inputs else [tensor]
         values = batch.inputs

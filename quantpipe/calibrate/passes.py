@@ -1,8 +1,8 @@
 """Divide a calibration into passes over the samples: the tensors of each, and the samples of a run.
 
-A watched tensor stays alive to the end of a run, and a fetched one is held twice for a moment (the runtime's and ours),
-so a run is planned at twice their size. Small runs cost no time (measured on efficientnet_lite0: 2, 4 and 8 images a
-run take the same) and far less memory, so a run gets only as many samples as fit `RUN_MB`. When one sample's tensors do
+A watched tensor stays alive to the end of a run, and a fetched one is held twice for a moment (the runtime's and ours).
+So a run is planned at twice their size. Small runs cost no time (measured on efficientnet_lite0: 2, 4 and 8 images a
+run take the same) and far less memory. So a run gets only as many samples as fit `RUN_MB`. When one sample's tensors do
 not fit `memory_mb`, the tensors are divided into groups in execution order. Each group gets one pass, over the part of
 the graph that leads to it.
 """
@@ -125,7 +125,7 @@ def fetched_bytes(graph: Graph, tensor: str) -> int:
 
 
 def _grouped(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: bool) -> list[Pass]:
-    """Neighbours together as long as one run of them fits; a tensor that does not fit at all is alone."""
+    """Return neighbours together as long as one run of them fits; a tensor that does not fit at all is alone."""
     size = run_size(graph, tensors, memory_mb)
     factor = 1 if graph.fixed_batch is not None else size
     groups: list[list[str]] = []

@@ -136,7 +136,7 @@ def ruled(
 
 
 def _candidates(around: Surroundings, topology: Topology) -> list[str]:
-    """All tensors: also those that only another variant of the topology stores."""
+    """Return all tensors: also those that only another variant of the topology stores."""
     return list(dict.fromkeys((*around.tensors, *topology.group_of, *topology.weight_of)))
 
 
@@ -145,7 +145,7 @@ def _first(around: Surroundings, rules: Sequence[Rule], tensor: str) -> int | No
 
 
 def _refuse_unmatched(number: int, rule: Rule, around: Surroundings, topology: Topology) -> None:
-    """ConfigError for a pattern of a rule that nothing in the model matches."""
+    """Raise ConfigError for a pattern of a rule that nothing in the model matches."""
     for condition, patterns in {"tensors": rule.tensors, "ops": rule.ops, "nodes": rule.nodes}.items():
         known = around.known(condition)
         shown = [*topology.group_of, *topology.weight_of] if condition == "tensors" else known
@@ -166,8 +166,8 @@ def _why_idle(number: int, rules: Sequence[Rule], around: Surroundings, topology
     fitting = [t for t in _candidates(around, topology) if around.fits(rule, t)]
     if not fitting:
         return (
-            f"{rule.text} fits no tensor: each of its conditions is met by some, and all together by none (a tensor "
-            f"that a node makes is meant, unless side is {Side.READ} or {Side.BOTH})"
+            f"{rule.text} fits no tensor: some tensors meet each condition, but no tensor meets all. (Rules apply to "
+            f"the outputs of a node, unless side is {Side.READ} or {Side.BOTH}.)"
         )
     stored = [t for t in fitting if t in topology.group_of or t in topology.weight_of]
     if not stored:
@@ -186,7 +186,7 @@ def _why_idle(number: int, rules: Sequence[Rule], around: Surroundings, topology
 
 
 def _near(pattern: str, known: Sequence[str]) -> str:
-    """A hint to names like the pattern, or with a part like what stands between its stars."""
+    """Return a hint to names like the pattern, or with a part like what stands between its stars."""
     core = pattern.strip("*")
     if hint := nearest(core, known):
         return hint

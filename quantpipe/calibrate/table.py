@@ -192,8 +192,8 @@ class ThresholdTable:
         count = self._statistics(tensor).nonfinite
         if count:
             raise DataError(
-                f"{count} of its values were not finite in calibration, {NO_RANGE}; keep what makes and reads it in "
-                f"float with {around(self._graph, tensor)}",
+                f"{count} of its values were not finite in calibration, {NO_RANGE}. Keep the nodes that make and read "
+                f"it in float with {around(self._graph, tensor)}",
                 stage="calibrate",
                 where=tensor,
             )

@@ -99,7 +99,7 @@ def _least_error(
     dtype: DType,
     schema: TensorSchema,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The best candidate's (low, high), `[C]` each; ties go to the wider range."""
+    """Return the best candidate's (low, high), `[C]` each; ties go to the wider range."""
     shares = SHRINK if schema.power_of_two is PowerOfTwo.NONE else EXPONENTS
     if schema.power_of_two is PowerOfTwo.NONE and schema.denominator is Denominator.RANGE:
         steps = symmetric_steps(bits, dtype, schema)
@@ -133,7 +133,7 @@ def _squared_errors(
 
 
 def _blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Slices that cut a matrix into pieces of at most BLOCK values: whole rows where they fit, else parts of one."""
+    """Yield slices of a matrix with at most BLOCK values: whole rows where they fit, else parts of one."""
     tall = max(1, BLOCK // max(columns, 1))
     for i in range(0, rows, tall):
         for j in range(0, columns, BLOCK):

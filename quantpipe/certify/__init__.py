@@ -1,4 +1,4 @@
-"""The certificate: what is true of a plan and its realized model for every input, claimed kernel by kernel.
+"""Make the certificate: the facts about a plan and its realized model for every input, claimed kernel by kernel.
 
 It is written by the realize stage and states claims only. `quantpipe.verify` checks them, with code of its own.
 """

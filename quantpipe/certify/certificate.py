@@ -71,9 +71,9 @@ def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
 
 
 def _parameters(kernel: Kernel, graph: Graph, numbers: KernelPlan) -> dict[str, Any]:
-    """Return the digests of the constants that say how an op moves values (shapes, ends, repeats), by input port.
+    """Return the digests of constants that define how an op moves values (shapes, ends, repeats), by input port.
 
-    A single real number is a value that the op writes, and is among the numbers, as the bounds of a clamp are.
+    A single float is a value that the op writes, and is among the numbers, as the bounds of a clamp are.
     """
     node = graph.by_name[kernel.node]
     rule = rule_of(node)
@@ -96,7 +96,7 @@ def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, An
 
 
 def proof_summary(claims: Mapping[str, Any], samples: int) -> ProofPart:
-    """Return what the report says of the certificate.
+    """Return the report's part on the certificate.
 
     That is how much is proved, on how many samples the rest is checked, and why it is not proved.
     """

@@ -1,7 +1,7 @@
 """Claim what holds for one kernel.
 
 The claims are that its sums stay in their type, that the simulated model carries them exactly, and that its result is
-narrowed as specified; or the reason why it is only checked on samples.
+narrowed as specified. Otherwise it is the reason why the kernel is only checked on samples.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class Claims:
         if isinstance(numbers, Contract) and self._is_wide_product(kernel):
             return "it multiplies activations of more than 8 bits, in sums of 64 bits that the checker does not follow"
         if isinstance(numbers, Accumulate | Contract) and output is None and not written_out:
-            return "its result leaves as real numbers, which the runtime forms in an order of its own"
+            return "its result is float, and the runtime adds in an order of its own"
         if isinstance(numbers, Program):
             return "it is a function of whole rows, whose program is run on drawn rows alone; its steps have bounds"
         if isinstance(numbers, Device):
-            return f"its arithmetic is that of the plug-in package {numbers.package}, held against its interpreter"
+            return f"the plug-in package {numbers.package} defines its arithmetic, compared with its interpreter"
         if isinstance(numbers, Lookup):
             return self._no_table(kernel, numbers)
         if isinstance(numbers, Sum) and numbers.scale is None and not _fits_double(numbers, self._peaks(numbers)):
@@ -109,11 +109,11 @@ class Claims:
     def _no_table(self, kernel: Kernel, numbers: Lookup) -> str | None:
         stored = (self.plan.quantizers[t] for t in (kernel.operands[0].tensor, kernel.output))
         if self.form == "qdq" and numbers.defined and all(q.dtype.bits <= 8 for q in stored):
-            return f"the runtime makes the table of {kernel.op} by itself when it loads the model; the file has none"
+            return f"the runtime makes the table of {kernel.op} itself when it loads the model; the file has no table"
         if numbers.kind is not FunctionKind.TABLE:
             return f"its entries are formed as {numbers.kind} (docs/numerics.md), which the checker does not repeat"
         if numbers.interpolated:
-            return "its entries lie between 513 others (docs/numerics.md), which the checker does not repeat"
+            return "its entries are interpolated from 513 others (docs/numerics.md), which the checker does not do"
         if specified(self.graph.by_name[kernel.node], self.graph) is None:
             return f"the definition of {kernel.op} is not known to the certificate"
         return None
@@ -138,7 +138,7 @@ class Claims:
         return found | _narrowed(numbers.output, peaks, numbers.limit)
 
     def _carried(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:
-        """How the simulated model holds the sums."""
+        """Return how the simulated model holds the sums."""
         if kernel.op in TRANSPOSED:
             parts = parts_of(self.plan, numbers, kernel)
             return {"by": "parts", "inputs": [[p.start, p.stop] for p in parts]}
@@ -207,7 +207,7 @@ class Claims:
         }
 
     def _peaks(self, numbers: Sum) -> list[int]:
-        """Greatest |q| of each operand, its zero point included."""
+        """Return the maximum |q| of each operand, its zero point included."""
         found = []
         for term in numbers.terms:
             q = self.plan.quantizers.get(term.tensor)
@@ -216,7 +216,7 @@ class Claims:
         return found
 
     def _pairs(self, numbers: Sum) -> int:
-        """How many pairs of stored operands there are."""
+        """Return the number of pairs of stored operands."""
         count = 1
         for term in numbers.terms:
             q = self.plan.quantizers.get(term.tensor)
@@ -240,7 +240,7 @@ _WRITERS: Mapping[type, Writer] = {
 
 
 def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> dict[str, Any]:
-    """Of sums up to `peaks`, `[C]`, or of what the accumulator leaves of them."""
+    """Return the claim for sums up to `peaks`, `[C]`, or for the sums that the accumulator keeps."""
     if output is None:
         return {}
     low, high = -np.asarray(peaks, np.int64), np.asarray(peaks, np.int64)
@@ -256,7 +256,7 @@ def _float(bound: int) -> str:
 
 
 def _rounds_in_steps(output: Requantize) -> bool:
-    """Whether the integer form writes the rounding of a float product in more than one op."""
+    """Return whether the integer form writes the rounding of a float product in more than one op."""
     plain = (Rounding.HALF_EVEN, Rounding.FLOOR)
     return output.kind is RequantizeKind.FLOAT_MULTIPLIER and Rounding(output.rounding) not in plain
 
@@ -274,6 +274,6 @@ def _fits_double(numbers: Sum, peaks: list[int]) -> bool:
 
 
 def _last_bit(value: float) -> int:
-    """The exponent of the lowest bit that is set."""
+    """Return the exponent of the lowest bit that is set."""
     numerator, denominator = value.as_integer_ratio()
     return (numerator & -numerator).bit_length() - 1 - (denominator.bit_length() - 1)

@@ -1,7 +1,7 @@
-"""Where the arithmetic of a device departs from the exact product, counted over all accumulators that can be reached.
+"""Count where a device's arithmetic departs from the exact product, over all accumulators that can be reached.
 
-Narrowing is a step function of the accumulator that never falls. So it is known by its steps, the least accumulator of
-each result, and two such functions differ exactly between their steps. Nothing has to be enumerated.
+Narrowing is a step function of the accumulator that never falls. So it is known by its steps, the smallest accumulator
+of each result, and two such functions differ exactly between their steps. Nothing has to be enumerated.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MOST_STEPS = 1 << 22
 class Departures:
     """Count the accumulators that are narrowed to another integer than their exact product with the multiplier.
 
-    `accumulators` are those of all channels. `departing` is None where there are too many steps to count by (more than
-    64 channels of 16 bits). `first` are the first departures as [channel, from, to] (channel null where all are alike).
+    `accumulators` counts the accumulators of all channels. `departing` is None with too many steps to count by (more
+    than 64 channels of 16 bits). `first` are the first departures as [channel, from, to] (channel null where all are
+    alike).
     """
 
     accumulators: int
@@ -70,7 +71,7 @@ def departures(r: Requantize, low: Ints, high: Ints) -> Departures:
 
 
 def _rows(r: Requantize, part: slice) -> Requantize:
-    """Of some channels."""
+    """Return the narrowing of some channels."""
     if r.multiplier.ndim == 0:
         return r
     fixed = r.fixed and replace(r.fixed, multiplier=r.fixed.multiplier[part], shift=r.fixed.shift[part])
@@ -78,21 +79,21 @@ def _rows(r: Requantize, part: slice) -> Requantize:
 
 
 def _between(r: Requantize, levels: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """The device's steps and the exact ones: the lower and the higher of each pair."""
+    """Return the device's steps and the exact ones: the lower and the higher of each pair."""
     exact = np.clip(_exact_steps(r, levels), low, high + 1)
     own = _steps(r, levels, low, high, exact=exact)
     return np.minimum(own, exact), np.maximum(own, exact)
 
 
 def _can_depart(r: Requantize) -> bool:
-    """A shift rounds the exact quotient, and so does a fixed-point product with one rounding."""
+    """Return whether results can depart; shifts and single-rounding fixed-point products round the exact quotient."""
     if r.kind is RequantizeKind.FLOAT_MULTIPLIER:
         return Rounding(r.rounding) in (Rounding.HALF_EVEN, Rounding.FLOOR)
     return r.kind is RequantizeKind.FIXED_POINT and FixedRounding(r.rounding) is FixedRounding.DOUBLE
 
 
 def _steps(r: Requantize, levels: Ints, low: Ints, high: Ints, *, exact: Ints) -> Ints:
-    """The least accumulator in [low, high + 1] whose result reaches each level.
+    """Return the smallest accumulator in [low, high + 1] whose result reaches each level.
 
     Most are the exact ones, `[C, K]` or `[1, K]`; only the others are looked for, by bisection.
     """
@@ -108,7 +109,7 @@ def _steps(r: Requantize, levels: Ints, low: Ints, high: Ints, *, exact: Ints) -
 
 
 def _looked_for(r: Requantize, levels: Ints, low: Ints, high: Ints, *, near: Ints, rows: Ints) -> Ints:
-    """Single steps of channels `rows`, all arguments `[N]`."""
+    """Return single steps of channels `rows`, all arguments `[N]`."""
 
     def reaches(acc: Ints) -> NDArray[np.bool_]:
         return np.asarray(_narrowed(r, acc, low, high, rows=rows) >= levels)
@@ -127,7 +128,7 @@ def _looked_for(r: Requantize, levels: Ints, low: Ints, high: Ints, *, near: Int
 
 
 def _narrowed(r: Requantize, acc: Ints, low: Ints, high: Ints, *, rows: Ints | None = None) -> Ints:
-    """The device's own result; beyond the ends of the range it is as far off as can be.
+    """Return the device's own result; beyond the ends of the range it is as far off as can be.
 
     `rows`: the channel of each accumulator `[N]`; None: accumulators are `[C, K]`.
     """
@@ -159,7 +160,7 @@ _FORMULAS: dict[RequantizeKind, Callable[[Requantize, Ints, Ints | None], Ints]]
 
 
 def _exact_steps(r: Requantize, levels: Ints) -> Ints:
-    """The least integers whose exact product with the multiplier rounds to each level."""
+    """Return the smallest integers whose exact product with the multiplier rounds to each level."""
     found = []
     for factor in _exact_multipliers(r):
         if factor == 0:
@@ -195,6 +196,6 @@ def _exact_multipliers(r: Requantize) -> list[Fraction]:
 
 
 def _of_rows(values: NDArray[Any], rows: Ints | None) -> NDArray[Any]:
-    """The values of channels: a column for accumulators `[C, K]`, or one for each of those of `rows`."""
+    """Return the values of channels: a column for accumulators `[C, K]`, or one for each member of `rows`."""
     flat = values.reshape(-1)
     return flat.reshape(-1, 1) if rows is None else flat[rows if flat.size > 1 else 0 * rows]

@@ -1,4 +1,4 @@
-"""What a device would make of a model, told before anything is calibrated: `command=check`."""
+"""Predict a device's treatment of a model before anything is calibrated: `command=check`."""
 
 from quantpipe.check.compatibility import Fit, Loading, Verdict, check, check_model
 from quantpipe.check.sample import made_up

@@ -1,7 +1,7 @@
 """Tell what a device would make of a model.
 
-The answer is what it refuses and why, what that costs, and which sums and biases are near their limits. It takes no
-data, no ranges, no search: the topology and the weights say it all.
+The answer lists the nodes that it rejects and why, their cost, and the sums and biases near their limits. It takes no
+data, no ranges, no search: the topology and the weights determine everything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXIT_CODES: Mapping[Verdict, int] = {Verdict.FITS: 0, Verdict.FALLS_BACK: 3, Ver
 
 @dataclass(frozen=True)
 class Refused:
-    """A node that computes real numbers and stays in float."""
+    """Hold a float node that stays in float."""
 
     node: str
     op: str
@@ -68,10 +68,10 @@ class Waste:
 class Fit:
     """Hold what a device would make of a model.
 
-    `mac_share`: multiply-accumulates that run in integers, 0..1; `alignment`: device work over real work of all integer
-    layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers. `float_on`: where the
-    refused nodes run. `cycles`: of the device per sample at the most bits, `seconds` at its clock (None: the file names
-    none). `loads`: the forms that the device's own tool chain loads, and where they are not exact.
+    `mac_share`: multiply-accumulates that run in integers, 0..1. `alignment`: device work over real work of all integer
+    layers together, 1 without waste. `arithmetic_on_shapes`: nodes that compute no float values. `float_on`: where the
+    rejected nodes run. `cycles`: of the device per sample at the highest bits, `seconds` at its clock (None: the file
+    has no clock). `loads`: the forms that the device's own tool chain loads, and where they are not exact.
     """
 
     model: str
@@ -124,9 +124,9 @@ class Fit:
 class Loading:
     """State how a model file is read.
 
-    `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in their files; `isolate`: native
-    code meets the model in a process of its own first; `keep`: what of a quantized model is kept; `cells`: recurrent
-    layers that are written as their steps.
+    `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in their files. `isolate`: a separate
+    process runs native code on the model first. `keep`: the kept parts of a quantized model. `cells`: recurrent layers
+    that are written as their steps.
     """
 
     fixed: Mapping[str, Any] | None = None
@@ -217,26 +217,26 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
 
 
 def _weights_only(topology: Topology, spec: HardwareSpec) -> list[str]:
-    """A sentence where weights alone are in integers."""
+    """Return a sentence where weights alone are in integers."""
     count, block = len(topology.weighted), spec.weights.block
     if not count or block is None:
         return []
-    return [f"{count} nodes multiply real numbers by integer weights in blocks of {block.size}"]
+    return [f"{count} nodes multiply float inputs by integer weights in blocks of {block.size}"]
 
 
 def _uncounted(graph: Graph) -> list[str]:
-    """A sentence where the share of multiply-accumulates leaves something out."""
+    """Return a sentence where the share of multiply-accumulates leaves something out."""
     left = [n for n in graph.nodes if is_unknown_work(n, graph)]
     if not left:
         return []
     named = ", ".join(f"{n.name} ({n.op})" for n in left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-    return [f"multiply-accumulates of {named} are not known and not counted: the share in integers is at most that"]
+    return [f"multiply-accumulates of {named} are not known and not counted: the share in integers is an upper limit"]
 
 
 def _verdict(
     topology: Topology, refused: tuple[Refused, ...], sums: tuple[Accumulation, ...], spec: HardwareSpec
 ) -> Verdict:
-    """A device that never overflows refuses sums that could; one that wraps or saturates runs them, wrongly."""
+    """Return the verdict: a device that never overflows rejects risky sums; others run them, wrongly."""
     if not (topology.kernels or topology.weighted) or (refused and spec.float_on is FloatOn.NONE):
         return Verdict.CANNOT_RUN
     # Of a product of two activations no overflow is simulated, so a plan that could reach one is refused.

@@ -1,7 +1,7 @@
 """Say in words what a run decides about a model and a hardware file.
 
-Its user should be told what is overruled, and which parts of the model are integers already. The input is the cleaned
-graph and the hardware, the result sentences; the run warns of them, check and the report list them.
+The user should know which settings are overruled, and which parts of the model are integers already. The input is the
+cleaned graph and the hardware, the result sentences; the run warns about them, check and the report list them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def decisions(graph: Graph, spec: HardwareSpec) -> tuple[str, ...]:
 
 
 def _quantized_already(graph: Graph) -> list[str]:
-    """The model's own integer ops: they are copied as they are, and what they compute with is not quantized anew."""
+    """Return the model's own integer ops: they are copied as they are, and their operands are not quantized again."""
     found = [node for node in graph.nodes if _is_integer(node)]
     if not found:
         return []
     named = ", ".join(f"{n.name} ({n.op})" for n in found[:NAMED])
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return [
-        f"the model is quantized in part already: {named}{more}. These nodes stay as they are, and all else is "
-        "quantized around them; give the float model that it was made from"
+        f"the model is already quantized in part: {named}{more}. These nodes stay as they are, and all others are "
+        "quantized around them. Give the float model that it was made from"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Whether the forms that a device's own tool chain loads say exactly what the device computes of a model.
+"""Decide whether the forms that a device's own tool chain loads express the device's numbers for a model exactly.
 
 Takes a model and its topology, before any number is known; so what it calls exact is exact whatever the numbers are.
 """
@@ -26,7 +26,7 @@ class LoadedForm:
         form: Its name, as in `realize=NAME`.
         written: This version writes it.
         exact: Its file computes what the device does, bit by bit; None where that is the tool's affair.
-        why: What is not exact, or why nothing can be said.
+        why: The inexact parts, or why this is unknown.
     """
 
     form: str
@@ -55,7 +55,7 @@ def _none(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]
 
 
 def _kernels(form: str) -> Callable[[Graph, Topology, HardwareSpec], Iterator[str]]:
-    """Reasons against forms that onnxruntime's own kernels run."""
+    """Yield reasons against forms that onnxruntime's own kernels run."""
 
     def reasons(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
         always = inexact_on(spec, form)
@@ -63,7 +63,7 @@ def _kernels(form: str) -> Callable[[Graph, Topology, HardwareSpec], Iterator[st
             yield f"{always.removeprefix('whose ')}"
         handed_on = [k.node for k in topology.kernels if k.form is Form.RAW and k.output not in graph.output_names]
         if handed_on:
-            yield f"accumulators are handed on from {_listed(handed_on)}"
+            yield f"accumulators are passed on from {_listed(handed_on)}"
         wide = [g.key for g in topology.groups if g.dtype.bits > 8]
         if wide:
             yield f"more than 8 bits may be stored in {_listed(wide)}, which onnxruntime computes in float32"
@@ -73,25 +73,25 @@ def _kernels(form: str) -> Callable[[Graph, Topology, HardwareSpec], Iterator[st
 
 def _integers_only(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
     if topology.float_nodes:
-        yield f"it holds integers only and is refused: {_listed(list(topology.float_nodes))} stay in float"
+        yield f"it holds integers only and rejects this model: {_listed(list(topology.float_nodes))} stay in float"
 
 
 def _reals(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
-    """Reasons against QONNX, whose accumulators are real numbers."""
+    """Return reasons against QONNX, whose accumulators are floats."""
     kinds = dict.fromkeys(str(how.kind) for how in spec.requantizations if how.kind is not RequantizeKind.SHIFT)
     if kinds or spec.scales is not Scales.POWER_OF_TWO:
-        yield f"real numbers stand between its integers; {spec.name} narrows by {', '.join(kinds) or 'other scales'}"
+        yield f"float values are between its integers; {spec.name} narrows by {', '.join(kinds) or 'other scales'}"
     functions = [k.node for k in topology.kernels if OP_RULES[k.op].family in (Family.LOOKUP, Family.ROWS)]
     if functions:
-        yield f"functions are computed in real numbers: {_listed(functions)}"
+        yield f"functions are computed in float: {_listed(functions)}"
 
 
 def _instructions(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
-    """Reasons against VTA's instruction streams: what they cannot say, or does not fit the buffers."""
+    """Yield reasons against VTA's instruction streams: inexpressible ops, or layers too large for the buffers."""
     found = list(unfit(graph, topology))
     if found:
         node, why = found[0]
-        yield f"it is refused: {_listed([name for name, _ in found])} ({node}: {why})"
+        yield f"it rejects this model: {_listed([name for name, _ in found])} ({node}: {why})"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -107,5 +107,5 @@ _REASONS: Mapping[str, Callable[[Graph, Topology, HardwareSpec], Iterator[str]]]
     "qonnx": _reals,
     "vta": _instructions,
 }
-UNKNOWN = {"sidecars": "scales and zero points alone: the arithmetic is the tool's own"}
+UNKNOWN = {"sidecars": "only scales and zero points: the tool has its own arithmetic"}
 """Forms whose arithmetic is no part of them."""

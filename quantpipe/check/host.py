@@ -1,4 +1,4 @@
-"""What a model needs where it is deployed on x86 processors without VNNI.
+"""Determine a model's needs on x86 processors without VNNI.
 
 These add pairs of uint8 x int8 products in int16, where they saturate. With `isa: any` no pair can; other models need
 onnxruntime's exact kernels there.
@@ -34,6 +34,6 @@ def _stored_unsigned(plan: QuantPlan) -> str | None:
     return (
         f"the given int8 weights of {rows[0]['node']}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''} would "
         f"saturate in int16 on x86 processors without VNNI ({channels} channels). They are stored as uint8 with zero "
-        "point 128: the same integers everywhere, in slower kernels. hardware.isa=vnni keeps int8; "
-        "import.keep=scales lets quantpipe choose weights that do not saturate"
+        "point 128: the same integers everywhere, in slower kernels. To keep int8, use hardware.isa=vnni. To let "
+        "quantpipe choose weights that do not saturate, use import.keep=scales"
     )

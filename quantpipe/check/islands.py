@@ -20,7 +20,7 @@ class Island:
     `nodes` are in graph order. `place`: entry (fed by the model's inputs only), exit (read by its outputs only),
     inside.
 
-    `conversions`: tensors that are dequantized for it or quantized behind it, once each per run.
+    `conversions`: tensors that are dequantized for it or quantized after it, once each per run.
     """
 
     nodes: tuple[str, ...]
@@ -29,7 +29,7 @@ class Island:
 
 
 def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
-    """Return all islands of nodes that compute real numbers in float, in graph order."""
+    """Return all islands of float nodes, in graph order."""
     float_nodes = [n for n in graph.nodes if n.name in topology.float_nodes and computes_reals(graph, n.name)]
     classes = disjoint()
     names = {n.name for n in float_nodes}
@@ -44,9 +44,9 @@ def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
 
 
 def computes_reals(graph: Graph, node: str) -> bool:
-    """Return whether a node computes real numbers; arithmetic on shapes and indices does not.
+    """Return whether a node computes floats; arithmetic on shapes and indices does not.
 
-    A node that makes real numbers of integers alone (the Cast of a mask) does not either: it lets them in, as a
+    A node that makes floats of integers alone (the Cast of a mask) does not either: it converts them, like a
     quantization does.
     """
     made = graph.by_name[node]

@@ -1,7 +1,7 @@
-"""What can be said of accumulators and biases from the weights alone, before any range is known.
+"""Bound accumulators and biases from the weights alone, before any range is known.
 
 The worst case of an accumulator needs no calibration: integer weights follow from the weights, and stored activations
-can be no larger than their type. A bias in accumulator steps does need the input's scale, so what is told is the least
+can be no larger than their type. A bias in accumulator steps does need the input's scale, so the result is the minimum
 input range at which the bias fits.
 """
 
@@ -58,7 +58,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
 def _of_activations(
     graph: Graph, topology: Topology, spec: HardwareSpec, kernel: Kernel, *, schema: Schema
 ) -> list[Accumulation]:
-    """The sums of a product of two activations, over the last axis of the first."""
+    """Return the sums of a product of two activations, over the last axis of the first."""
     rule = rule_of(graph.by_name[kernel.node])
     if rule is None or rule.family is not Family.ACCUMULATE:
         return []
@@ -71,7 +71,7 @@ def _of_activations(
 def _integers(
     graph: Graph, topology: Topology, schema: Schema, kernel: Kernel
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(integer weights `[outputs, K]`, scale per output) at the most bits, with ranges by the extremes."""
+    """Return (integer weights `[outputs, K]`, scale per output) at the highest bits, with ranges by the extremes."""
     site = topology.weight_of[kernel.weight or ""]
     node = graph.by_name[kernel.node]
     rule = rule_of(node)
@@ -91,7 +91,7 @@ def _integers(
 
 
 def _span(bits: int, dtype: DType, schema: Schema) -> int:
-    """Largest |q - z| of a stored activation."""
+    """Return the maximum |q - z| of a stored activation."""
     if schema.activations.symmetry is Symmetry.SYMMETRIC:
         return 1 << (bits - 1)
     return (1 << bits) - 1

@@ -104,7 +104,7 @@ def alternatives(described: Described, made: Site) -> Iterator[Alternative]:
 
 
 def _widths(described: Described, own: Site) -> Iterator[Alternative]:
-    """The kernel with a fixed-point multiplier of other widths."""
+    """Yield the kernel with a fixed-point multiplier of other widths."""
     output = own.output
     if output is None or output.fixed is None or output.rounding not in ROUNDINGS[RequantizeKind.FIXED_POINT]:
         return

@@ -63,7 +63,7 @@ def compare_dump(vectors: VectorSet, described: Described, dump: Dump) -> Dumped
 
 
 def _filled(vectors: VectorSet, golden: Mapping[str, Array], dump: Dump) -> dict[str, Array]:
-    """Every tensor of the set as the device has it; what it does not show follows by the plan from what it shows."""
+    """Return the device's tensors of the set; missing ones follow from the others by the plan."""
     given: dict[str, Array] = {}
     for tensor, expected in golden.items():
         found = dump.tensors.get(tensor)
@@ -148,7 +148,7 @@ def _scored(alternative: Alternative, given: Mapping[str, Array], found: Array) 
 
 
 def _moved(expected: Array, found: Array, axis: int) -> Iterator[ExplanationRow]:
-    """The same integers in other places: channels in another order, or the axes of the map turned."""
+    """Yield the same integers in other places: channels in another order, or the axes of the map turned."""
     if expected.ndim < 2:
         return
     axis %= expected.ndim

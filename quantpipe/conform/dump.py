@@ -76,7 +76,7 @@ def has_dump(path: Path, name: str) -> bool:
 
 
 def _read(path: Path, vectors: VectorSet) -> Iterator[tuple[str, Array]]:
-    """(name, integers) of every array, names as they are given."""
+    """Yield (name, integers) of every array, names as they are given."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix in KINDS and "ops" not in p.parent.parts[-1:])
         files = [p for p in files if p.name != "inputs.npz" and not p.stem.endswith((".weight", ".bias"))]
@@ -106,7 +106,7 @@ def _arrays(file: Path) -> Iterator[tuple[str, Array]]:
 
 
 def _single(file: Path, vectors: VectorSet) -> tuple[str, Array]:
-    """The one tensor of a file, which is named as the hex file of the set, or as the tensor."""
+    """Return the one tensor of a file, which is named as the hex file of the set, or as the tensor."""
     known = {stem: tensor for tensor, stem in vectors.files.items()}
     known |= {stem.split("_", 1)[1]: tensor for tensor, stem in vectors.files.items()}
     name = known.get(file.stem, file.stem)

@@ -95,7 +95,7 @@ class Held:
 
 def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[Value]]:
     """Return the fields that may differ on the probed ops, each with its values, the file's own value first."""
-    found: dict[str, list[Value]] = {f"requantize of {op}": [Value("as the file says"), *_ways()] for op in ops}
+    found: dict[str, list[Value]] = {f"requantize of {op}": [Value("as in the file"), *_ways()] for op in ops}
     own = spec.accumulator
     found["accumulator"] = [Value(f"{own.label}, overflow {own.overflow}")]
     for limit in limits():
@@ -144,7 +144,7 @@ Known = Mapping[str, Sequence[Value]]
 
 
 def _left(asked: Sequence[tuple[Held, list[str]]], known: Known) -> tuple[dict[str, list[Value]], list[str]]:
-    """The values of each field that agree with every probe, and the probes that none agree with."""
+    """Return the values of each field that agree with every probe, and the probes that none agree with."""
     left = {name: list(values) for name, values in known.items()}
     told: dict[str, tuple[list[str], list[Assignment]]] = {}
 
@@ -186,12 +186,12 @@ def _with_all_widths(name: str, left: Sequence[Value], known: Sequence[Value], h
 
 
 def _rounding(value: Value) -> str:
-    """The way of a narrowing without the width of its multiplier."""
+    """Return the way of a narrowing without the width of its multiplier."""
     return value.label.partition(WIDTH)[0]
 
 
 def _without_twins(known: dict[str, list[Value]], held: Sequence[Held]) -> dict[str, list[Value]]:
-    """The fields without values that are illegal on this device; where the file's own is named twice, by its name."""
+    """Return the fields without illegal values; the file's own value, if listed twice, appears by its name."""
     found = {}
     for name, values in known.items():
         mine = [h for h in held if not name.startswith("requantize of ") or h.narrowing == name]
@@ -207,14 +207,14 @@ def _own_label(held: Held) -> str:
     site = held.probe.described.site(held.probe.kernel, {}, narrows=held.probe.kernel.form is Form.RAW)
     output = None if site is None else site.output
     if output is None:
-        return "as the file says"
+        return "as in the file"
     fewer = output.fixed is not None and output.fixed.bits != MULTIPLIER_BITS
     width = f"{WIDTH}{output.fixed.bits}" if output.fixed is not None and fewer else ""
     return f"{output.kind}, rounding {output.rounding}{width}"
 
 
 def _relevant(held: Held, known: Mapping[str, Sequence[Value]]) -> list[str]:
-    """The fields that a probe depends on: some value gives other integers than the file's."""
+    """Return the fields that a probe depends on: some value gives other integers than the file's."""
     found = []
     for name, values in known.items():
         if name.startswith("requantize of ") and name != held.narrowing:

@@ -166,7 +166,7 @@ class Site:
         return np.asarray(found).astype(np.int64)
 
     def _centred(self, operand: Operand, given: Mapping[str, Array], fault: Fault = NONE) -> Ints:
-        """Q - z of an operand, at the scale at which it is read."""
+        """Return q - z of an operand, at the scale at which it is read."""
         q = self._stored(operand, given)
         if operand.form is Form.RAW:
             return q
@@ -241,7 +241,7 @@ class Site:
         return q
 
     def _float_op(self, values: Mapping[str, Ints]) -> Ints | None:
-        """The node itself on q - z in float32, which holds them; None where it needs more than its operands."""
+        """Return the node itself on q - z in float32, which holds them; None where it needs more than its operands."""
         if any(n in self.net.plan.constants for n in values):  # the node holds their real values
             return None
         names = list(values)

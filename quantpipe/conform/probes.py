@@ -136,7 +136,7 @@ def _probe(recipe: Recipe, hardware: Mapping[str, Any], spec: HardwareSpec, sche
 
 
 def _result_scale(recipe: Recipe, made: _Made, bias: Array | None) -> float:
-    """The scale at which the result fills what is stored, or passes it as far as the recipe says."""
+    """Return the scale at which the result fills what is stored, or passes it as far as the recipe says."""
     described, _ = made.described(bias, None)
     model = expose(described.graph.model, [RESULT])
     greatest = float(np.abs(Session(model, where=recipe.name).run(made.inputs(described))[RESULT]).max())
@@ -165,7 +165,7 @@ def separating(described: Described, most: int) -> Array:
 
 
 def _ways(described: Described, kernel: Kernel) -> Iterator[Site]:
-    """The kernel with every legal way to narrow, and with multipliers of fewer bits."""
+    """Yield the kernel with every legal way to narrow, and with multipliers of fewer bits."""
     for how in narrowings():
         free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
         site = described.site(kernel, {"requantize": how, **free}, narrows=kernel.form is Form.RAW)
@@ -227,7 +227,7 @@ class _Made:
     scales: _Scales
 
     def described(self, bias: Array | None, result: float | None) -> tuple[Described, onnx.ModelProto]:
-        """The network with real biases and the scale of its result (None: a guess)."""
+        """Return the network with real biases and the scale of its result (None: a guess)."""
         reason = ""
         for tail in (False, True):
             model = self.draft.model(self._weight(), bias, tail=tail)
@@ -265,7 +265,7 @@ class _Made:
         return Strategy(bits, ranges, weights)
 
     def inputs(self, described: Described) -> dict[str, Array]:
-        """Real inputs that are whole steps: the first sample is 0, then the ends, then anything."""
+        """Return float inputs that are integral steps: the first sample is 0, then the ends, then anything."""
         rng, found = np.random.default_rng(SEED + 2), {}
         for name, shape in self.draft.inputs.items():
             q = described.network.plan.quantizers[name]
@@ -274,7 +274,7 @@ class _Made:
 
 
 def _codes(q: Quantizer, shape: tuple[int, ...], rng: np.random.Generator, extreme: bool) -> Array:
-    """Centred codes `[N, …]`."""
+    """Return centred codes `[N, …]`."""
     if extreme:
         ends = rng.choice([q.low, q.high], (SAMPLES, *shape))
         ends[0], ends[1] = q.high, q.low
@@ -297,7 +297,7 @@ def range_at(group: ScaleGroup, scale: float, schema: Schema) -> Range:
 
 
 def _thresholds(site: WeightSite, scale: float, schema: Schema, channels: int) -> Array:
-    """Thresholds at which a weight has one scale, per channel where it has one each."""
+    """Return thresholds at which a weight has one scale, per channel where it has one each."""
     shape = () if site.axis is None else (channels,)
     if schema.weights.symmetry is Symmetry.ASYMMETRIC:
         steps = (1 << site.max_bits) - (schema.weights.denominator == "max")

@@ -29,7 +29,7 @@ def readme(
     listed = "\n".join(f"- `{file}`: the {form} form" for file, form in forms.items())
     return f"""# Vectors of {PurePath(model).name} on {hardware}
 
-Golden inputs and integers to hold a device or a simulator against, tensor by tensor. Every set is a folder:
+Golden inputs and integers to compare with a device or a simulator, tensor by tensor. Every set is a folder:
 
 | set | what for | tensors | elements |
 |---|---|---|---|
@@ -39,13 +39,13 @@ Golden inputs and integers to hold a device or a simulator against, tensor by te
 
 - `inputs.npz`: real inputs by name, `[N, …]`, as the float model takes them (prepared, not raw pictures).
 - `golden.npz`: the stored integers of every tensor, by name, `[N, …]` with the axes of the ONNX model. Accumulators
-  that are handed on are named `TENSOR (accumulator)`.
+  that one kernel passes to another are named `TENSOR (accumulator)`.
 - `set.json`: type, scale, zero point and range of each tensor; operands, result and attributes of each kernel.
 - `ops/*.npz`: one op each: operands, weight, bias, accumulator, the numbers that narrow it, result.
 - `hex/*.hex`: the first {hex_samples} samples of each tensor, and weights: one integer a line, in two's complement of
   the width of its type, row by row (`$readmemh` reads them).
 
-A folder of a probe has its model besides: `float.onnx`, and as this device gets it:
+The folder of a probe also has its model: `float.onnx`, and the forms for this device:
 
 {listed or "- (none: the run writes no form that holds them)"}
 
@@ -58,8 +58,8 @@ samples are fine. A folder for all: `DUMPS/{net.name}.npz`{more}, …
     python run.py command=compare runs=[RUN] dump=DUMPS
     python run.py command=identify runs=[RUN] dump=DUMPS
 
-The first says which tensor differs first, by how much, and what would explain it; the second which values of the
-hardware file's fields the probes leave. onnxruntime as a device, from this folder:
+The first command shows which tensor differs first, by how much, and what would explain it. The second shows which
+values of the fields of the hardware file agree with the probes. onnxruntime as a device, from this folder:
 
 ```python
 import json

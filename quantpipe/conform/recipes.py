@@ -123,7 +123,7 @@ def _dense(rng: np.random.Generator, *, inputs: int = 16, outputs: int = 64, bia
 
 
 def _separating(op: str) -> Callable[[np.random.Generator], Draft]:
-    """Weights of one step, so that the bias alone decides what is narrowed where x is 0."""
+    """Return a draft with weights of one step, so that the bias alone is narrowed where x is 0."""
 
     def draft(rng: np.random.Generator) -> Draft:
         if op == "Gemm":
@@ -191,8 +191,8 @@ RECIPES: tuple[Recipe, ...] = (
            twin="conv_ties"),
     Recipe("conv_ties", "a convolution of which many sums lie half-way between two integers", _conv, TIES),
     Recipe("conv_saturation", "a convolution whose results are beyond what is stored", _conv, fill=16.0),
-    Recipe("conv_padding", "what stands in the pads, and where windows lie", _padded),
-    Recipe("conv_strides", "where windows with strides lie", _strided),
+    Recipe("conv_padding", "the values of pads, and the places of windows", _padded),
+    Recipe("conv_strides", "the places of windows with strides", _strided),
     Recipe("conv_depthwise", "a depthwise convolution with pads", _depthwise),
     Recipe("conv_pairs", "pairs of products beyond int16", _pairs),
     Recipe("conv_overflow16", "sums beyond 16 bits", _overflow(16)),

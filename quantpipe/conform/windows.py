@@ -123,5 +123,5 @@ def spread(x: Ints, weight: Ints, group: int, window: Window) -> Ints:
 
 
 def _at(matrices: NDArray[np.float64], tap: tuple[int, ...]) -> NDArray[np.float64]:
-    """The matrices of one tap, `[group, rows, columns]`."""
+    """Return the matrices of one tap, `[group, rows, columns]`."""
     return np.asarray(matrices.reshape(*matrices.shape[:3], -1)[..., np.ravel_multi_index(tap, matrices.shape[3:])])

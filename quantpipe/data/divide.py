@@ -84,7 +84,7 @@ def divide(
 
 
 def _divide_one(part: Part, fractions: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Part]:
-    """Seeded permutation, cut at the fractions, each piece sorted."""
+    """Return the parts: a seeded permutation, cut at the fractions, each piece sorted."""
     shares = [number(fractions[role], f"dataset.split.{role}") for role in ROLES]
     if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
         raise ConfigError(

@@ -27,8 +27,8 @@ def refuse_few(roles: Mapping[str, Samples], forced: bool) -> None:
     if few and not forced:
         counts = ", ".join(f"{role} has {count}" for role, count in few.items())
         raise DataError(
-            f"{counts}, and fewer than {FEWEST} samples are too few for ranges and accuracy. Give more (some hundred are "
-            "usual), or set dataset.force_few=true to continue anyway",
+            f"{counts}, and fewer than {FEWEST} samples are too few for ranges and accuracy. Give more (some hundred "
+            "are usual), or set dataset.force_few=true to continue anyway",
             stage="data",
         )
 

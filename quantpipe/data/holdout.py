@@ -40,7 +40,7 @@ def with_holdout(splits: Splits, share: float, seed: int, batch: int = 1) -> Spl
 
 
 def _without(search: SourceSamples, aside: SourceSamples) -> SourceSamples:
-    """The search samples whose content does not stand among those set aside."""
+    """Return the search samples whose content does not stand among those set aside."""
     taken = fingerprints(aside.source, aside.indices)
     kept, shared = unshared(search.source, search.indices, partial(fingerprints, search.source), taken, limit=None)
     if not len(shared.indices):

@@ -50,7 +50,7 @@ def route(
         if len(needed) != 1:
             raise DataError(
                 f"the model has {len(needed)} inputs ({_ports(needed) or 'none'}), and each sample here is one array "
-                "without a name. Give one array for each input, by its name (docs/data.md shows how for each data set).",
+                "without a name. Give one array for each input, by its name (docs/data.md: how in each data set).",
                 stage="data",
                 where=source.where,
             )
@@ -104,8 +104,8 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
     whole = feed.port.shape
     if len(whole) == len(found) and all(w in (None, n) for w, n in zip(whole, found, strict=True)):
         return (
-            "The first axis of an input is that of the samples. Where this input takes what an output gave for the "
-            f"sample before, leave it out of the data and say which output: dataset.state={{OUTPUT: {feed.port.name}}}."
+            "The first axis of an input is the sample axis. If this input takes an output of the sample before, leave "
+            f"it out of the data and name that output: dataset.state={{OUTPUT: {feed.port.name}}}."
         )
     if len(wanted) == len(found) == 3:
         if fits((found[2], found[0], found[1])):
@@ -122,7 +122,7 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
         return "Set dataset.source_layout=NHW if these are grey images without a channel axis."
     if as_is:
         return "Give data of that shape."
-    return "Give data of that shape, or mend dataset.source_layout or dataset.preprocess.layout and .size."
+    return "Give data of that shape, or correct dataset.source_layout or dataset.preprocess.layout and .size."
 
 
 def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArray[Any]:
@@ -165,7 +165,7 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
 def _refuse(
     wrong: NDArray[np.bool_], values: NDArray[Any], what: str, port: TensorInfo, *, names: Sequence[str]
 ) -> None:
-    """DataError that names the first sample in which `wrong` holds."""
+    """Raise DataError that names the first sample in which `wrong` holds."""
     if not wrong.any():
         return
     row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])

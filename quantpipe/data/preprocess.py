@@ -152,7 +152,7 @@ class Preprocess:
         return values
 
     def _arranged(self, batch: NDArray[Any], source: SourceLayout) -> NDArray[Any]:
-        """Axes from the source's to the model's order."""
+        """Return the values with axes from the source's to the model's order."""
         if source is SourceLayout.AS_IS:
             return batch
         wanted = 3 if source is SourceLayout.NHW else 4
@@ -170,7 +170,7 @@ class Preprocess:
     def _per_channel(
         self, given: tuple[float, ...], key: str, values: NDArray[Any], source: SourceLayout
     ) -> NDArray[Any]:
-        """The constants, shaped to broadcast over the channel axis (the last one for features that are not images)."""
+        """Return the constants, shaped to broadcast over the channel axis (the last one for other than images)."""
         axis = 1 if values.ndim == 4 and self.layout is Layout.NCHW else values.ndim - 1
         if len(given) not in (1, values.shape[axis]):
             raise DataError(
@@ -184,7 +184,7 @@ class Preprocess:
         return np.asarray(given, dtype=values.dtype).reshape(shape)
 
     def _resized(self, images: Sequence[NDArray[Any]] | NDArray[Any], source: SourceLayout) -> NDArray[Any]:
-        """uint8 images resized one by one; those that have the size already are not touched."""
+        """Return uint8 images resized one by one; images that have the size already stay unchanged."""
         from PIL import Image  # only sources of images need it
 
         if self.size is None or source not in (SourceLayout.NHWC, SourceLayout.NHW):

@@ -82,14 +82,14 @@ class StatefulSamples:
             yield outputs
 
     def _follow(self) -> SampleStore:
-        """The states that go into each sample."""
+        """Return the states that go into each sample."""
         spool = SampleStore()
         for states, _ in self._steps(self._run):
             spool.append(states)
         return spool
 
     def _steps(self, run: Run) -> Iterator[tuple[dict[str, NDArray[Any]], Mapping[str, NDArray[Any]]]]:
-        """Sample by sample: the states that go in, and all outputs."""
+        """Yield sample by sample: the input states, and all outputs."""
         starts = self._samples.starts
         state: dict[str, NDArray[Any]] = {}
         for number, batch in enumerate(self._samples.batches(1)):

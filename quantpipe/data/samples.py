@@ -158,7 +158,7 @@ class SourceSamples:
 
 
 def _runs(raw: Mapping[str, Rows], feeds: Sequence[Feed], count: int) -> Iterator[tuple[int, int]]:
-    """Borders of the longest runs of neighbours of equal shape: nothing is padded, and the order stays."""
+    """Yield borders of the longest runs of neighbours of equal shape: nothing is padded, and the order stays."""
     if all(isinstance(raw[f.field], np.ndarray) for f in feeds):
         yield 0, count
         return

@@ -152,14 +152,14 @@ def source_paths(path: Any, roles: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _refuse_shared(paths: Mapping[str, Path]) -> None:
-    """One sample must not serve two splits: no source may be, or lie inside, another."""
+    """Reject sources that are, or are inside, another: one sample must not serve two splits."""
     real = [(role, path.resolve()) for role, path in paths.items()]
     for i, (role, path) in enumerate(real):
         for other, place in real[:i]:
             if path.samefile(place) or path.is_relative_to(place) or place.is_relative_to(path):
                 raise DataError(
-                    f"dataset.{other}.path and dataset.{role}.path share samples, so the result would be judged by "
-                    "what it was tuned on. Give separate sources, or one as dataset.path to have it divided.",
+                    f"dataset.{other}.path and dataset.{role}.path share samples, so the result would be judged on its "
+                    "tuning samples. Give separate sources, or one as dataset.path to have it divided.",
                     stage="data",
                     where=str(path),
                 )
@@ -216,7 +216,7 @@ def _contents(part: Part, handling: Handling) -> Contents:
 def _without_shared(
     role: str, part: Part, contents: Contents, taken: NDArray[np.uint64], *, limit: int | None, handling: Handling
 ) -> tuple[Part, Shared]:
-    """The samples of a part that no split holds whose digests are `taken`, enough of them for its limit."""
+    """Return the samples of a part that no split holds whose digests are `taken`, enough of them for its limit."""
     if not len(taken):
         return part, NONE_SHARED
     enough = None if handling.on_error == "skip" else limit  # of those some may have to be left out, too
@@ -254,7 +254,7 @@ def _rows(one: Mapping[str, NDArray[Any]]) -> int:
 
 
 def _usable(samples: SourceSamples, limit: int | None) -> tuple[NDArray[np.int64], list[Skipped]]:
-    """The first `limit` samples that can be read and fitted, and those that were met on the way and cannot.
+    """Return the first `limit` samples that can be read and fitted, and those that were met on the way and cannot.
 
     All are read here once, before anything depends on which they are.
     """

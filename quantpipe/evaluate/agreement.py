@@ -1,11 +1,11 @@
 """Check that the simulated and the realized model compute the same, tensor by tensor, element by element.
 
-Both are run on the same samples, and every value that leaves the realized model is compared with the *simulated* one:
-all integers, the float values that kernels pass on, and the outputs. Values that depend on integers alone must be
-equal. Where a float island feeds integers again, or an output, two correct runs may differ by rounding inside the
-island. Such values must be within a stated bound (`roundoff.py`), and those that are not equal are counted apart. After
-an island the simulated run continues with the realized integers, so nothing can cascade: every counted difference is
-made where it is found.
+Both are run on the same samples, and every value that leaves the realized model is compared with the *simulated* one.
+These are all integers, the float values that kernels pass on, and the outputs. Values that depend on integers alone
+must be equal. Where a float island feeds integers again, or an output, two correct runs may differ by rounding inside
+the island. Such values must be within a stated bound (`roundoff.py`), and those that are not equal are counted apart.
+After an island the simulated run continues with the realized integers, so nothing can cascade: every counted difference
+is made where it is found.
 
 The realized model is run in several sessions, since users may run it in other sessions than ours. It runs as the file
 requests (with every integer as an output, and as it is), and with each session option that changes kernels.
@@ -162,7 +162,7 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
 
 
 def _asked(sides: Sequence[Realized], batches: Iterable[Batch]) -> Iterator[tuple[Realized, Batch]]:
-    """Each batch with the sessions that are compared on it."""
+    """Yield each batch with the sessions that are compared on it."""
     done = 0
     for batch in batches:
         for side in sides:
@@ -187,9 +187,8 @@ def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: 
         return None
     simply = "without noise" if lost is None else f"{lost:.1f} dB"
     return (
-        f"the realized model's SQNR is {found:.1f} dB on all samples, the simulated model's {simply}, although the "
-        f"elements compared on {agreement.samples} samples agree: a node in float computes something else in the "
-        "realized model"
+        f"the realized model's SQNR is {found:.1f} dB on all samples, and the simulated model's is {simply}. The "
+        f"elements compared on {agreement.samples} samples agree, so a float node differs in the realized model"
     )
 
 
@@ -226,7 +225,7 @@ def _deploy(sessions: Collection[SessionAgreement]) -> str:
 
 
 def _summary(what: Watched, sides: Collection[Realized], samples: int) -> Agreement:
-    """One figure of the sessions that decide, and a line for each kind."""
+    """Return one figure of the sessions that decide, and a line for each kind."""
     whole, plain = (side.count for side in sides if side.kind.decides)
     differing = whole.differing or plain.differing
     return Agreement(

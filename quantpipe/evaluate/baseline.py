@@ -1,9 +1,9 @@
 """Compare the result with onnxruntime's own quantization of the same model, where onnxruntime is the device.
 
 Its static form estimates ranges by extremes alone. Its dynamic form has ranges of each batch and leaves everything but
-products in float. If one of them has a more accurate output at the same speed, or is as accurate and faster, a better
-result is possible on this device, and a warning reports it. A form that is slower than the result is no alternative:
-its accuracy is not measured. All models run on the same samples, and in turns where they are timed.
+products in float. One of them may have a more accurate output at the same speed, or be as accurate and faster. Then a
+better result is possible on this device, and a warning reports it. A form that is slower than the result is no
+alternative: its accuracy is not measured. All models run on the same samples, and in turns where they are timed.
 """
 
 from __future__ import annotations

@@ -81,6 +81,6 @@ def _rows(found: Sequence[Detections]) -> list[dict[str, Any]]:
 
 
 def _written(box: NDArray[np.float64]) -> dict[str, Any]:
-    """A box as the package takes it: left, top, width and height."""
+    """Return a box as the package takes it: left, top, width and height."""
     left, top, right, bottom = (float(side) * _SIDE for side in box)
     return {"bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top)}

@@ -34,11 +34,6 @@ class Watched:
     outputs: tuple[str, ...]
     loose: frozenset[str] = field(default_factory=frozenset)
 
-    @property
-    def has_islands(self) -> bool:
-        """Return whether anything compared comes from float nodes."""
-        return bool(self.entries or self.outside)
-
 
 def of_half_nodes(graph: Graph, topology: Topology) -> frozenset[str]:
     """Return the real tensors that nodes in float16 make, and what nodes in float make of these."""

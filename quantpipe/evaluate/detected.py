@@ -76,7 +76,7 @@ class Judge:
 
 
 def _sides(graph: Graph) -> tuple[float, float]:
-    """Width and height of the pictures that the model takes, in pixels."""
+    """Return width and height of the pictures that the model takes, in pixels."""
     for name in graph.input_names:
         shape = graph.shapes.get(name, ())
         if len(shape) == 4:

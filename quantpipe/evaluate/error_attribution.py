@@ -108,7 +108,7 @@ class Causes:
         return every if most is None else sorted(every, key=lambda name: -self._noise(name))[:most]
 
     def _noise(self, name: str) -> float:
-        """The error of quantizing this alone, at its own place, as a share of its mean square."""
+        """Return the error of quantizing this alone, at its own place, as a share of its mean square."""
         if (one := self._measure.constants.get(name)) is not None:
             return one.noise()
         if (sums := self._sums.get(name)) is None:
@@ -140,7 +140,7 @@ class Causes:
         return row
 
     def _node(self, name: str) -> str:
-        """The kernel's node that makes a tensor, or reads a constant; empty for an input of the model."""
+        """Return the kernel's node that makes a tensor, or reads a constant; empty for an input of the model."""
         node = node_of(self._graph, name, self._measure.constants)
         return self._topology.fused_into.get(node, node)
 

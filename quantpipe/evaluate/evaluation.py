@@ -248,7 +248,7 @@ def _outputs(
     size: int,
     names: Sequence[str],
 ) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
-    """Some outputs of a model over a split, by name, and the labels."""
+    """Return some outputs of a model over a split, by name, and the labels."""
 
     def run(batch: Batch) -> list[NDArray[Any]]:
         found = session.run({**batch.inputs, **(extra or {})}, list(names))
@@ -261,7 +261,7 @@ def _outputs(
 def _compared(
     model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: Course
 ) -> dict[str, Any]:
-    """The parts of an evaluation that look inside the models, and the latency."""
+    """Return the parts of an evaluation that look inside the models, and the latency."""
     graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
 
     def first(count: int) -> Samples:

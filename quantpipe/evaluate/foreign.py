@@ -72,7 +72,7 @@ def foreign(original: Graph, other: Graph, raw: Imported | None) -> Foreign:
     given = other.imported
     if given is None or raw is None:
         raise ModelError(
-            "holds no integers that stand for real numbers, so there is nothing to explain; legal are QDQ, QOperator, "
+            "has no integers that represent float values, so there is nothing to explain; legal are QDQ, QOperator, "
             "dynamically quantized and QONNX files",
             stage=STAGE,
             where=other.source,
@@ -110,7 +110,10 @@ class ForeignRun:
     ) -> None:
         given = found.given
         if given.runnable is None:
-            raise ModelError("its weights lie in files, so that it is not run beside its original", where=other.source)
+            raise ModelError(
+                "its weights are in external files, so it cannot run for comparison with its original",
+                where=other.source,
+            )
         self._found, self._inner = found, dict(inner)
         self._inputs = dict(zip([i.name for i in original.inputs], [i.name for i in other.inputs], strict=True))
         self._outputs = dict(zip([o.name for o in original.outputs], [o.name for o in other.outputs], strict=True))
@@ -190,7 +193,7 @@ def _quantizer(tensor: str, grid: Grid, shape: Sequence[int]) -> Quantizer | Non
 def _constants(
     original: Graph, other: Graph, given: Imported, *, raw: Imported, pairs: Pairing
 ) -> tuple[list[Exchanged], dict[str, GivenWeight], dict[str, GivenWeight]]:
-    """Constants of the original with what the file has in their place, and the integers that this is made of."""
+    """Return the original's constants with the file's values for them, and the integers of these values."""
     exchanged: dict[str, Exchanged] = {}
     weights, biases = dict[str, GivenWeight](), dict[str, GivenWeight]()
     loose: dict[str, tuple[str, Array, Array]] = {}
@@ -220,7 +223,7 @@ def _constants(
 
 
 def _long(raw: Imported, name: str, held: Array) -> GivenWeight | None:
-    """The integers of a bias: by its name, or by its values, as the clean-up renames constants."""
+    """Return the integers of a bias: by its name, or by its values, as the clean-up renames constants."""
     known = [w for w in raw.weights if w.grid.dtype.bits > SHORT_BITS and w.values.size == held.size]
     named = [w for w in known if w.tensor == name]
     for weight in (*named, *known):
@@ -234,20 +237,20 @@ def refuse_other_ports(original: Graph, other: Graph) -> None:
     """Raise ModelError where the ports of a file differ from the float model's."""
     ports = [[(p.shape[1:] if p.shape else ()) for p in found] for found in (original.inputs, other.inputs)]
     if len(ports[0]) != len(ports[1]) or any(_unlike(a, b) for a, b in zip(*ports, strict=True)):
-        _refuse(original, other, f"its inputs are {_ports(other)}, those of the float model {_ports(original)}")
+        _refuse(original, other, f"its inputs are {_ports(other)}, and the float model has {_ports(original)}")
     if len(original.outputs) != len(other.outputs):
         _refuse(original, other, f"it has {len(other.outputs)} outputs, and the float model {len(original.outputs)}")
 
 
 def _refuse_other_constants(original: Graph, other: Graph, exchanged: list[Exchanged], known: int) -> None:
-    """ModelError where constants say that the file is of another float model."""
+    """Raise ModelError where constants show that the file is of another float model."""
     near = [_decibels(one.real, one.held) for one in exchanged if one.kind == "weight"]
     if len(near) < known * LEAST_PLACED:
         _refuse(
-            original, other, f"{len(near)} of its {known} integer weights stand in the place of a weight of that model"
+            original, other, f"{len(near)} of its {known} integer weights are at the place of a weight of that model"
         )
     if near and float(np.median(near)) < OTHER_DB:
-        _refuse(original, other, f"its weights are {float(np.median(near)):.1f} dB from those of it (median)")
+        _refuse(original, other, f"its weights have an SQNR of only {float(np.median(near)):.1f} dB (median)")
 
 
 def _refuse(original: Graph, other: Graph, why: str) -> None:

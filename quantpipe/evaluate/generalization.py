@@ -60,11 +60,10 @@ class Generalization:
         if not self.parted:
             return None
         return (
-            f"the result does not carry over from the search samples to the report samples: by {self.metric} the loss "
-            f"is {self.search:.4g} on the {self.search_samples} samples it was chosen by and {self.report:.4g} on "
-            f"{self.report_samples} others, a difference of {self.difference:.3g} with a standard error of "
-            f"{self.standard_error:.2g}; take more search samples (dataset.samples.search), and of the same kind as "
-            "the others"
+            "the result does not carry over from the search samples to the report samples. The loss by "
+            f"{self.metric} is {self.search:.4g} on {self.search_samples} search samples and {self.report:.4g} on "
+            f"{self.report_samples} other samples, a difference of {self.difference:.3g} with a standard error of "
+            f"{self.standard_error:.2g}. Use more search samples (dataset.samples.search) of the same kind"
         )
 
 
@@ -73,7 +72,7 @@ def generalization(
 ) -> Generalization | None:
     """Compare a model's losses on two splits; None if a split is too small, or a metric is not finite.
 
-    Standard errors are those of a jackknife over up to 20 groups of samples, which holds for any metric. Each group is
+    Standard errors come from a jackknife over up to 20 groups of samples, which holds for any metric. Each group is
     left out once, and se² = (g - 1) / g · Σ (loss without it - mean of these)² (Efron, "The Jackknife, the Bootstrap
     and Other Resampling Plans", 1982).
 

@@ -124,7 +124,7 @@ def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
         "weight_integers": sum(row["elements"] for row in weights.values() if row["differing"] is not None),
         "weight_differing": sum(row["differing"] or 0 for row in weights.values()),
         "compared": None if why_not or given.runnable is None else _compared(run, _real_softmax(run, samples)),
-        "why_not": why_not or (None if given.runnable is not None else "its weights lie in files"),
+        "why_not": why_not or (None if given.runnable is not None else "its weights are in external files"),
     }
 
 
@@ -132,7 +132,7 @@ def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
 
 
 def _told(run: _Run) -> list[GivenTensor]:
-    """The tensors that are spoken of: one in place of a tensor and its flat rows, the one that is stored."""
+    """Return the tensors that are spoken of: one in place of a tensor and its flat rows, the one that is stored."""
     stored, graph = run.model.plan.quantizers, run.model.graph
     views = {t.tensor: flat for t in run.given.tensors if (flat := flat_view(t.tensor, graph)) is not None}
     rows = {flat: name for name, flat in views.items()}
@@ -157,7 +157,7 @@ def _real_softmax(run: _Run, samples: Samples) -> int | None:
 
 
 def _differing(run: _Run) -> dict[str, int]:
-    """Differing integers of the tensors that are the file's."""
+    """Return the differing integers of tensors that the file has, too."""
     quantizers = run.model.plan.quantizers
     return {t: p.differing for t, p in run.pairs.items() if _same(run.given.tensor[t].grid, quantizers[t])}
 
@@ -220,7 +220,7 @@ def _same(grid: Grid, own: Quantizer) -> bool:
 
 
 def _both(wanted: Array, found: Array, grid: Grid, own: Quantizer) -> tuple[Array, Array]:
-    """The values of both in one unit: integers less their zero points where the scale is the same, else real ones."""
+    """Return both values in one unit: integers less their zero points if scales are equal, else real values."""
     a, b = wanted.astype(np.int64) - grid.zero, found.astype(np.int64) - own.zero_point
     if float(grid.scale) == float(own.scale):
         return a, b
@@ -248,7 +248,7 @@ def _compared(run: _Run, exactly: int | None) -> ImportedComparedPart:
 
 
 def _tensor_row(run: _Run, tensor: GivenTensor) -> ImportedChangeRow | None:
-    """A row for a tensor that is another one on the device; None where it is the file's."""
+    """Return a row for a tensor that is another one on the device; None where it is the file's."""
     plan, topology, name = run.model.plan, run.model.topology, tensor.tensor
     if name in topology.weight_of:
         return None
@@ -272,7 +272,7 @@ def _why_real(run: _Run, tensor: str) -> str:
     topology, graph = run.model.topology, run.model.graph
     for kernel in topology.kernels:
         if tensor in [graph.by_name[n].outputs[0] for n in (kernel.node, *kernel.fused)]:
-            return f"it lies inside the kernel {kernel.node}"
+            return f"it is inside the kernel {kernel.node}"
     around = [n for n, _ in graph.consumers.get(tensor, ())]
     around += [graph.producers[tensor]] if tensor in graph.producers else []
     node = next((n for n in reversed(around) if n.name in topology.float_nodes), None)
@@ -280,7 +280,7 @@ def _why_real(run: _Run, tensor: str) -> str:
 
 
 def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
-    """A row for a weight, without a reason where it is the file's; None for one that is not multiplied in integers."""
+    """Return a weight's row, without a reason if it equals the file's; None if it is not an integer factor."""
     model, own = run.model, run.model.plan.weights.get(weight.tensor)
     site = model.topology.weight_of.get(weight.tensor)
     if own is None or site is None:
@@ -305,7 +305,7 @@ def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
 
 
 def _block_row(run: _Run, weight: GivenWeight, own: WeightTensor, site: WeightSite) -> ImportedChangeRow:
-    """A row for a weight in blocks with float scales: its codes are compared where the scales are kept."""
+    """Return a row for a weight in blocks with float scales: its codes are compared where the scales are kept."""
     given, pair = given_blocks(weight, site, run.model.schema.weights), _Pair()
     codes, grid = rows_of(own.values, site.channel_axis)[:, :, 0].astype(np.int64), own.block
     same = grid is not None and not isinstance(given, str) and np.array_equal(given.scale, own.scale)

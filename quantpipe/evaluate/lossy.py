@@ -137,7 +137,7 @@ class Losses:
         return any(chosen < FEW_BITS <= most for chosen, most in fewer)
 
     def _nearest(self, tensor: str) -> list[str]:
-        """The stored tensors that it is computed from with nothing else stored between."""
+        """Return the stored tensors that it is computed from with nothing else stored between."""
         found: dict[str, None] = {}
         seen: set[str] = set()
         pending = self._reads(tensor)
@@ -151,7 +151,7 @@ class Losses:
         return list(found)
 
     def _behind(self, output: str) -> list[str]:
-        """Every stored tensor that the output is computed from, itself included."""
+        """Return every stored tensor that the output is computed from, itself included."""
         found: dict[str, None] = dict.fromkeys([output] if output in self.table else [])
         pending = [output]
         while pending:
@@ -167,7 +167,7 @@ class Losses:
 
     @cached_property
     def _kernels(self) -> dict[str, Kernel]:
-        """Tensor -> the integer kernel that makes it, its clamps swallowed."""
+        """Return tensor -> the integer kernel that makes it, including fused clamps."""
         return {k.output: k for k in self.topology.kernels}
 
     def _made_by(self, tensor: str) -> list[str]:
@@ -215,9 +215,9 @@ def shape_warnings(rows: Sequence[OutputRow], samples: int) -> list[str]:
     """
     return [
         f"the output {row['output']} of the realized model has another shape than the float model's in {other} of "
-        f"{samples} samples: how long it is depends on values; figures that count such a sample take it as lost, and "
-        "its SQNR is that of the others; what could help: recover=default, or more bits or float for what costs most, "
-        "which command=explain measures"
+        f"{samples} samples, because its length depends on values. Such samples count as lost, and the SQNR is "
+        "computed on the other samples. What could help: recover=default, or more bits or float for the "
+        "places that cost most (command=explain measures them)"
         for row in rows
         if (other := row.get("other_shape", 0)) > OTHER_SHAPE * samples
     ]
@@ -228,7 +228,7 @@ def _noise(entry: Mapping[str, Any]) -> float:
 
 
 def _share(sqnr_db: float) -> float:
-    """Noise as a share of the signal, at most 1: what is lost cannot be lost again."""
+    """Return noise as a share of the signal, at most 1: a lost signal cannot be lost again."""
     return min(1.0, 10.0 ** (-sqnr_db / 10.0)) if sqnr_db > -math.inf else 1.0
 
 
@@ -237,6 +237,6 @@ def _decibels(value: float) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A node's name as a pattern that means itself, in quotes where a character means something to Hydra."""
+    """Return a node's name as a pattern that means itself, in quotes where a character means something to Hydra."""
     pattern = escape(name)
     return pattern if re.fullmatch(r"[\w/.:+@%*?-]+", pattern) else "'" + pattern.replace("'", "\\'") + "'"

@@ -168,7 +168,7 @@ def _sums_of(parts: Sequence[Part]) -> Nearness:
 
 
 def _decibel(signal: float, noise: float) -> float | None:
-    """As `metrics.sqnr_db`: None where the two are equal."""
+    """Return dB as `metrics.sqnr_db`: None where the two are equal."""
     if noise == 0.0:
         return None
     if signal == 0.0 or not math.isfinite(noise):

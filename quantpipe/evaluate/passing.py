@@ -69,7 +69,7 @@ def _raw(graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulati
 
 
 def _real(graph: Graph, topology: Topology, plan: QuantPlan, names: set[str]) -> list[str]:
-    """Results of nodes in float, and real results of kernels, that the simulated model has by their own names."""
+    """Return results of float nodes, and float results of kernels, with names of their own in the simulated model."""
     return [
         t
         for node in graph.nodes

@@ -63,7 +63,7 @@ def check_plug_ins(
 def _stored(
     plan: QuantPlan, kernels: Sequence[Kernel], model: ir.Model, names: Mapping[str, str], *, feeds: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Tensor -> its stored integers, int64."""
+    """Return tensor -> its stored integers, int64."""
     tensors = dict.fromkeys(t for k in kernels for t in (*(o.tensor for o in k.operands), k.output))
     read = {t: names[t] for t in tensors if t in names}
     values = Session(expose(model, list(dict.fromkeys(read.values())))).run(feeds, list(dict.fromkeys(read.values())))
@@ -117,7 +117,7 @@ def _expect_equal(kernel: Kernel, found: Array, expected: Array, one: str) -> No
 def _expect_reference(
     graph: Graph, plan: QuantPlan, kernel: Kernel, op: DeviceOp, *, stored: Mapping[str, Array], own: Array
 ) -> None:
-    """The reference on the operands' real values, stored as the result is: by `steps` off at most."""
+    """Compare with the reference on the operands' real values, stored as the result is, up to `steps` off."""
     out = plan.quantizers[kernel.output]
     real = reference_of(graph, kernel, op, real=_real(plan, kernel, op, stored))
     low, high = limits(kernel, out)
@@ -129,13 +129,13 @@ def _expect_reference(
     raise extend.refused(
         extend.package_of(kernel.op),
         f"its op {kernel.op} at node {kernel.node}: its integers are up to {float(np.nanmax(off)):g} steps away from "
-        f"its reference, the first element at {list(place)}, where they give {int(own[place])} and the reference "
+        f"its reference. The first element is at {list(place)}, with the integer {int(own[place])} and the reference "
         f"{float(wanted[place]):g}; legal are {op.steps:g} steps (`steps`)",
     )
 
 
 def _real(plan: QuantPlan, kernel: Kernel, op: DeviceOp, stored: Mapping[str, Array]) -> dict[str, Array]:
-    """The real values of the stored operands and of the weight, by the names of the op's inputs."""
+    """Return the real values of the stored operands and of the weight, by the names of the op's inputs."""
     found = {}
     for operand in kernel.operands:
         q, name = plan.quantizers[operand.tensor], op.inputs[operand.port]

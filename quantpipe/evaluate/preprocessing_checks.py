@@ -3,9 +3,9 @@
 A mistake here affects all later stages, so the samples are checked before anything else runs, and reported first.
 
 Four signs are checked, on some samples: accuracy near guessing; a model that is sure of itself and wrong; a classifier
-that gives the same answer to all samples; and values far outside the training statistics. The last sign are values
-before the first BatchNormalization that are far from its stored mean and variance. Without a BatchNormalization it is a
-first Clip that cuts off most values. A forgotten `dataset.preprocess.scale` shows all of them.
+that gives the same answer to all samples; values far outside the training statistics. The last sign are values before
+the first BatchNormalization that are far from its stored mean and variance. Without a BatchNormalization it is a first
+Clip that cuts off most values. A forgotten `dataset.preprocess.scale` shows all of them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ FAR = 8.0
 CUT_OFF = 0.5
 
 CAUSE = (
-    "the samples do not reach it as they did in training. Check dataset.preprocess first (scale, mean, std, layout), "
-    "then the order of the classes; until then no accuracy and no tolerance of this run means anything"
+    "the samples are not prepared as in training. Check dataset.preprocess first (scale, mean, std, layout), then the "
+    "order of the classes. Until then accuracies and tolerances of this run are meaningless"
 )
 
 
@@ -81,7 +81,7 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
 
 
 def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -> str | None:
-    """By the share of right answers, and by how sure the model is of its own."""
+    """Return a doubt from the share of right answers, and from the model's certainty about its own."""
     count, classes = outputs.shape
     if classes < 2 or not all_finite(outputs):
         return None
@@ -119,7 +119,7 @@ def _of_one_answer(outputs: NDArray[Any], inputs: str) -> str | None:
 
 
 def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -> str | None:
-    """By what arrives at a layer that knows what should."""
+    """Return a doubt from the values at a layer that knows its training statistics."""
     if expected.mean is None or expected.deviation is None:
         cut = float(np.mean([np.mean(part >= expected.limit) for part in values]))
         if cut <= CUT_OFF:
@@ -135,14 +135,13 @@ def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -
     if 1 / FAR <= wide <= FAR and beside <= FAR:
         return None
     return (
-        f"the values in front of the first {expected.op} ({expected.node}) spread {wide:.3g} times as wide as in "
-        f"training, around a mean {beside:.3g} standard deviations beside (median channel), and the inputs run "
-        f"{inputs}: {CAUSE}"
+        f"the values before the first {expected.op} ({expected.node}) spread {wide:.3g} times as wide as in training, "
+        f"and their mean is off by {beside:.3g} standard deviations (median channel). The inputs run {inputs}: {CAUSE}"
     )
 
 
 def _extent(feeds: list[Mapping[str, NDArray[Any]]]) -> str:
-    """From where to where the real inputs run."""
+    """Return the range of the float inputs, in words."""
     real = [a for feed in feeds for a in feed.values() if a.dtype.kind == "f" and a.size]
     if not real:
         return "over integers"

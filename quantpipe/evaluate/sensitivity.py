@@ -220,7 +220,7 @@ class AloneMeasure:
         return found
 
     def _opened(self, name: str, part: int) -> tuple[Switched, Session]:
-        """The model from the beginning of a stretch on, with switches for what is quantized in that stretch.
+        """Return the model from the beginning of a stretch on, with switches for what is quantized in that stretch.
 
         In a heavy model it is a session of its own for each. Switches are computed in every run, and weights that may
         be exchanged keep the runtime from laying them out in advance. In a light one, and on the few samples that a
@@ -240,7 +240,7 @@ class AloneMeasure:
         return self._open[1], self._open[2]
 
     def _places(self) -> dict[str, int]:
-        """The stretch of everything that some compared output depends on."""
+        """Return the stretch of everything that some compared output depends on."""
         model = part_of(self._graph, [i.name for i in self._graph.inputs], self.reference.names).model
         made = {v.name or "" for node in model.graph for v in node.outputs} | {v.name or "" for v in model.graph.inputs}
         made |= set(model.graph.initializers)
@@ -259,7 +259,7 @@ class AloneMeasure:
 
 
 def _exchanged(graph: Graph, topology: Topology, plan: QuantPlan) -> list[Exchanged]:
-    """Every weight and bias of the kernels, as far as the float model has it as a constant of the same shape."""
+    """Return every weight and bias of the kernels, as far as the float model has it as a constant of the same shape."""
     found = []
     for kernel in topology.kernels:
         weight = plan.weights.get(kernel.weight or "")

@@ -55,9 +55,9 @@ def speed_of(
 ) -> Speed | None:
     """Return the speed of a realized model, compared with the float one.
 
-    A measured model is slower where its median ratio exceeds 1, three quarters of the pairs of runs agree, and the
-    difference is more than a call of the runtime takes. The result is None if neither a measurement nor a rate of
-    integers exists.
+    A measured model is slower if three conditions hold. Its median ratio exceeds 1, three quarters of the pairs of runs
+    agree, and the difference is more than a call of the runtime takes. It returns None if neither a measurement nor
+    a rate of integers exists.
     """
     if spec.runs_here and latency.get("ratio"):
         ratio = latency["ratio"]
@@ -100,7 +100,7 @@ def slower_warning(
 
 
 def _remedies(speed: Speed, topology: Topology, spec: HardwareSpec, lacking: Sequence[WithoutKernel]) -> list[str]:
-    """Overrides, those first that the cause speaks for."""
+    """Return overrides, beginning with those that address the cause."""
     found = []
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     others = sorted({k.op for k in topology.kernels} - set(products))
@@ -109,7 +109,7 @@ def _remedies(speed: Speed, topology: Topology, spec: HardwareSpec, lacking: Seq
         found.append(f"annotate.float_ops=[{','.join(unfused)}], which no kernel of onnxruntime runs in integers")
     if any(has_float(spec, op) for op in products):
         cost = " objective.cost=latency" if speed.by == "latency" else ""
-        found.append(f"annotate.choices=[float] search=greedy{cost}, which leaves in float what is faster so")
+        found.append(f"annotate.choices=[float] search=greedy{cost}, which keeps nodes in float if they are faster")
     if products and others and not found:
         found.append(f"annotate.only_ops=[{','.join(products)}]")
-    return found or ["hardware=… of a device whose integers are faster: this one's file says that they are not"]
+    return found or ["hardware=… of a device with faster integers: in this hardware file they are not faster"]

@@ -1,7 +1,7 @@
 """Cut the float model into stretches: a change after a cut starts from the tensors that are kept there.
 
-A change of one tensor affects nothing before it. So the model is cut in a few places, the tensors that pass a cut are
-computed once over all samples, and each change runs from the last cut before it to the outputs.
+A change of one tensor affects nothing before it. So the model is cut in a few places, and the tensors that pass a cut
+are computed once over all samples. Each change runs from the last cut before it to the outputs.
 """
 
 from __future__ import annotations

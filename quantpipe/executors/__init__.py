@@ -1,7 +1,7 @@
-"""Where points are measured: in this process, in several on this machine, or on several machines.
+"""Measure points in this process, in several on this machine, or on several machines.
 
-An executor says how; `open` gives the workers of one search. Scores come back in the order of the points, and do not
-depend on how many workers there are.
+An executor defines how; `open` gives the workers of one search. Scores come back in the order of the points, and do not
+depend on the number of workers.
 """
 
 from quantpipe.executors.process import Process

@@ -1,7 +1,7 @@
 """Processes on this machine: each measures points of a batch with its share of the cores.
 
-Starting them takes seconds (each loads the program and the model anew), so they start when a batch is long enough to
-pay for that, and single points are measured in this process. A worker that dies is replaced and what it had in hand is
+Starting them takes seconds (each loads the program and the model again). So they start when a batch is long enough to
+pay for that, and single points are measured in this process. A worker that dies is replaced, and its points are
 measured again. Workers end with the search, with Ctrl-C, and with this process, even if that is killed.
 """
 
@@ -100,7 +100,7 @@ class Processes:
             self._pool = None
 
     def _worth_it(self, points: int) -> bool:
-        """Whether a batch goes to the pool. What processes save of a batch is estimated from the last points here."""
+        """Return whether a batch goes to the pool; the saved time is estimated from the last points here."""
         if points < 2 or self._workers < 2:
             return False
         if self._pool is not None or self._start_seconds <= 0:
@@ -143,7 +143,7 @@ class Processes:
                 return score
 
     def _buried(self, pool: ProcessPoolExecutor, error: BrokenProcessPool) -> None:
-        """A pool with a dead worker is replaced, once for all its points."""
+        """Replace a pool with a dead worker, once for all its points."""
         if pool is not self._pool:
             return
         self._deaths += 1
@@ -161,7 +161,7 @@ _measure: Measure | None = None
 
 
 def _begin(recipe: ScorerFactory, threads: int, share: int, parent: int) -> None:
-    """In the worker, once."""
+    """Prepare a worker, once."""
     global _measure
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends its workers itself
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -169,7 +169,7 @@ def _begin(recipe: ScorerFactory, threads: int, share: int, parent: int) -> None
 
 
 def _end_with(parent: int) -> None:
-    """A worker whose parent was killed has nobody to report to."""
+    """End a worker whose parent was killed: it cannot report to anyone."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What executors take and give, and what they share."""
+"""The protocol of executors, and their common parts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Measure(Protocol):
     """Scores in the order of the points; each is measured when it is read."""
 
     def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
-        """Yield the scores of the points in order; `should_prune` says which candidates can be given up."""
+        """Yield the scores of the points in order; `should_prune` decides which candidates can be given up."""
 
 
 class ScorerFactory(Protocol):
-    """How to make a measure. It is pickled, and opened once in each process."""
+    """Describe how to make a measure. It is pickled, and opened once in each process."""
 
     @property
     def is_picklable(self) -> bool:
@@ -48,7 +48,7 @@ class Workers(Protocol):
     """The workers of one search: a measure that has to be closed. Reading its scores may raise what a worker raised."""
 
     def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
-        """Yield the scores of the points in order; `should_prune` says which candidates can be given up."""
+        """Yield the scores of the points in order; `should_prune` decides which candidates can be given up."""
 
     def close(self) -> None:
         """End every process; what is in flight is lost."""

@@ -1,7 +1,7 @@
 """Workers of a Ray cluster, on one machine or several; an extra (`pip install -e ".[ray]"`).
 
-Points are tasks, which Ray repeats elsewhere when a worker dies. A worker process keeps its measure between tasks. What
-the recipe refers to by path (image folders) must lie at the same path on every machine.
+Points are tasks, which Ray repeats elsewhere when a worker dies. A worker process keeps its measure between tasks.
+Paths in the recipe (image folders) must be the same on every machine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RETRIES = 3
 class Ray:
     """Measure in tasks of a Ray cluster (conf/executor/ray.yaml).
 
-    `address` None starts a cluster on this machine for the run; otherwise it is that of a running one (`auto`,
-    `host:port`). `workers`: tasks at a time; None for one per core of the cluster. `threads` per task.
+    `address` None starts a cluster on this machine for the run; otherwise it names a running one (`auto`, `host:port`).
+    `workers`: tasks at a time; None for one per core of the cluster. `threads` per task.
     """
 
     address: str | None = None
@@ -118,7 +118,7 @@ _measures: dict[str, Measure] = {}
 def _score(
     key: str, recipe: Sequence[Any], threads: int, share: int, *, point: Point, should_prune: ShouldPrune | None
 ) -> Score:
-    """In the worker. The recipe comes as a reference inside a list, so that it is fetched once and not per task."""
+    """Score in the worker; the recipe is a reference inside a list, so it is fetched once and not per task."""
     if key not in _measures:
         _measures.clear()
         _measures[key] = _ray().get(recipe[0]).make(threads, share)

@@ -1,4 +1,4 @@
-"""The protocol of a plug-in package: what it says of an op of its own, in plain data, NumPy and ONNX functions."""
+"""The protocol of a plug-in package: it describes an op of its own in plain data, NumPy and ONNX functions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def function(text: str) -> onnx.FunctionProto:
 
 @dataclass(frozen=True, eq=False)
 class NodeFacts:
-    """State what is known of a node before anything is measured.
+    """Hold the facts about a node before anything is measured.
 
-    `shapes` and `constants` go by the names of the reference's inputs; shapes are those of one sample.
+    `shapes` and `constants` are keyed by the names of the reference's inputs; shapes are shapes of one sample.
     """
 
     node: str
@@ -40,9 +40,10 @@ class NodeFacts:
 class Site:
     """State all that the numbers of one kernel can depend on.
 
-    `operands` (how each activation is stored), `facts.constants` (real values) and `facts.shapes` go by the names of
-    the reference's inputs. `result` says how the result is stored; `low` and `high` bound its integers, those of a
-    swallowed Relu or Clip included. `weight` holds the integer weights. `requantize` is the hardware file's field.
+    `operands` (how each activation is stored), `facts.constants` (real values) and `facts.shapes` are keyed by the
+    names of the reference's inputs. `result` describes how the result is stored; `low` and `high` bound its integers,
+    including the bounds of a fused Relu or Clip. `weight` holds the integer weights. `requantize` is the hardware
+    file's field.
     """
 
     facts: NodeFacts
@@ -79,7 +80,7 @@ class Refuses(Protocol):
 
 
 def takes_all(facts: NodeFacts) -> str | None:
-    """Return None: no node of the op is refused."""
+    """Return None: every node of the op is accepted."""
     return None
 
 
@@ -93,19 +94,19 @@ class DeviceOp:
     """Describe one op of a domain of its own.
 
     Attributes:
-        reference: What it computes in real numbers, as an ONNX function. Its domain, name, inputs and attributes are
-            those of the op; it has one output.
+        reference: The op in float, as an ONNX function. Its domain, name, inputs and attributes are the op's own; it
+            has one output.
         numbers: The scale rule.
         integers: What the simulated model computes, as an ONNX function of the same domain and another name. It takes
             stored integers (as the hardware file's signature types them, weights included) and numbers, by name, and
             gives the stored result.
         interpret: The same arithmetic in NumPy.
-        device: What the realized model holds, a node with this function as its definition: a runtime without a kernel
-            of that name computes by the definition, the device by its own kernel. None: `integers`.
-        weight: The input that is quantized as a weight; None: there is none.
+        device: The realized model's node, with this function as its definition. A runtime without a kernel of that name
+            computes by the definition, the device by its own kernel. None: `integers`.
+        weight: The input that is quantized as a weight; None: no weight.
         channel_axis: The weight's axis of output channels.
         fixed: Range of the result where it is known beforehand.
-        rectify: What is made of the estimated range of the result (the threshold rule).
+        rectify: The threshold rule: it changes the estimated range of the result.
         steps: By how many steps of its result the integer arithmetic may depart from `reference`.
         pattern: Whether nodes of the float model that compute `reference` are replaced by this op, where the hardware
             file declares it.
@@ -159,8 +160,8 @@ class DeviceOp:
 class Extension:
     """Name all that a package adds: ops (patterns among them), output forms by name, and calibrators by op.
 
-    A form is a class with the protocol `quantpipe.lowering.Dialect`, made anew for each model. A calibrator is for the
-    kernels whose op a pattern fits (`Conv`, `my.npu.*`), before the one of the threshold option.
+    A form is a class with the protocol `quantpipe.lowering.Dialect`, created for each model. A calibrator is for the
+    kernels whose op a pattern fits (`Conv`, `my.npu.*`), and precedes the calibrator of the threshold option.
     """
 
     ops: tuple[DeviceOp, ...] = ()

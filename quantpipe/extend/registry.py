@@ -1,4 +1,4 @@
-"""What is installed: the extensions of the packages that the command line names, and of nobody else."""
+"""Install extensions: only from the packages that the command line names."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def installed() -> tuple[tuple[str, str], ...]:
 
 
 def install(packages: Sequence[str]) -> None:
-    """Install the extensions of packages that name one by an entry point; others have none.
+    """Install the extensions of packages that name one by an entry point; other packages have no extension.
 
     Raises:
         ConfigError: naming the package, where its extension cannot be imported or used.
@@ -159,7 +159,7 @@ def forget(package: str) -> None:
 
 
 def called(name: str, part: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Return what a part of an installed op gives.
+    """Return the result of a part of an installed op.
 
     Raises:
         ConfigError: naming the package, where it raises.
@@ -196,7 +196,7 @@ def _checked(package: str, op: Any) -> str:
     if op.domain in OURS:
         raise refused(
             package,
-            f"its op {name} lies in the domain {op.domain!r}, whose ops are known already; legal is a domain of the "
+            f"its op {name} is in the domain {op.domain!r}, whose ops are already known; legal is a domain of the "
             "package's own",
         )
     if name in _KNOWN.ops:
@@ -210,8 +210,8 @@ def _checked(package: str, op: Any) -> str:
                 package, f"its op {name} names the input {wanted!r}; its reference has {', '.join(op.inputs)}"
             )
     if not op.data:
-        raise refused(package, f"its op {name} reads no activation; legal is a reference with an input that is none of "
-                      "`weight` and `constants`")  # fmt: skip
+        raise refused(package, f"its op {name} reads no activation; legal is a reference with an input that is neither "
+                      "`weight` nor in `constants`")  # fmt: skip
     return name
 
 

@@ -122,7 +122,7 @@ class GraphBuilder:
         )[0]
 
     def _named(self, name: str, claim: bool) -> str:
-        """A reserved name is given away once, to the tensor that bears it; absent outputs stay nameless."""
+        """Return the final name: a reserved name goes to its own tensor, once; absent outputs stay nameless."""
         if claim and name in self._reserved and name not in self._names:
             self._names.add(name)
             return name

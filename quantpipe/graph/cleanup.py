@@ -119,7 +119,7 @@ def _held(model: ir.Model, tensors: Collection[str]) -> ir.Model:
 
 
 def _released(model: ir.Model, outputs: Collection[str]) -> ir.Model:
-    """The model with these outputs alone."""
+    """Return the model with these outputs alone."""
     copy = copied(model)
     for value in [v for v in copy.graph.outputs if v.name not in outputs]:
         copy.graph.outputs.remove(value)
@@ -128,7 +128,7 @@ def _released(model: ir.Model, outputs: Collection[str]) -> ir.Model:
 
 
 def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
-    """The steps in order, each with the ways to do it, the best first.
+    """Return the steps in order, each with the ways to do it, the best first.
 
     Patterns are joined before and after rows are made flat: a Reshape may then stand within one.
     """
@@ -165,7 +165,7 @@ class _Work:
     tell: Tell
 
     def all_at_once(self, model: ir.Model) -> ir.Model | None:
-        """The model after all steps; None where one fails, or where together they change the outputs too much."""
+        """Return the model after all steps; None if one fails, or if together they change the outputs too much."""
         try:
             for ways in self.steps:
                 self.tell(f"the clean-up step {_name_of(ways[0])}")
@@ -177,7 +177,7 @@ class _Work:
             return None
 
     def one_by_one(self, model: ir.Model) -> tuple[ir.Model, list[str]]:
-        """(the model after all steps that leave its outputs as they are, what there is to say of the others)."""
+        """Return (the model after all steps that keep its outputs, notes about the other steps)."""
         notes: list[str] = []
         for ways in self.steps:
             self.tell(f"the clean-up step {_name_of(ways[0])}")
@@ -187,7 +187,7 @@ class _Work:
         return model, notes
 
     def _first_that_fits(self, ways: tuple[Step, ...], model: ir.Model) -> tuple[ir.Model | None, str]:
-        """The model after the first way of a step that fits; else None and what was wrong with the first."""
+        """Return the model after the first way of a step that fits; else None and what was wrong with the first."""
         failed: list[str] = []
         name = _name_of(ways[0])
         for step in ways:
@@ -237,7 +237,7 @@ def _slim_unshaped(model: ir.Model) -> ir.Model:
 
 
 def _take_branches(model: ir.Model) -> ir.Model:
-    """Known branches inlined, then cleaned once more, as long as that brings up further ones."""
+    """Return the model with known branches inlined and cleaned again, as long as that reveals further ones."""
     if not any(node.op_type == "If" for node in model.graph):
         return model
     copy = copied(model)
@@ -273,7 +273,7 @@ def _join_norms(model: ir.Model) -> ir.Model:
 
 
 def _joined(model: ir.Model, rewrites: Collection[Rewrite], opset: int) -> ir.Model:
-    """The model with what some rewrites find, in an opset that has their ops; itself where they find nothing."""
+    """Return the model with what some rewrites find, in an opset that has their ops; itself where they find nothing."""
     if not _rewritten(copied(model), rewrites):
         return model
     copy = copied(raise_to(model, opset))
@@ -317,7 +317,7 @@ def _join_axes(model: ir.Model) -> ir.Model:
 
 
 def _rewrite(model: ir.Model) -> ir.Model:
-    """Our own small rewrites, on a copy."""
+    """Return a copy of the model after our own small rewrites."""
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     common_passes.TopologicalSortPass()(copy)
@@ -337,9 +337,8 @@ def _outside_notes(model: ir.Model) -> list[str]:
     if not is_outside(model):
         return []
     return [
-        f"{weight_bytes(model) / 2**30:.2f} GiB of weights stay in their files and are mapped at need: sessions run "
-        "without rearranged copies of them (slower), and latency is not measured; model.resident_mb sets from which "
-        "size on"
+        f"{weight_bytes(model) / 2**30:.2f} GiB of weights stay in their files and are mapped at need. Sessions run "
+        "without rearranged copies of them (slower), and latency is not measured; model.resident_mb sets the limit"
     ]
 
 

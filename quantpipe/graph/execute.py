@@ -143,7 +143,7 @@ class Session:
 
 
 def _beside(model: ir.Model) -> tuple[ir.Model | bytes, Feeds | None]:
-    """A model as its bytes without its large float32 weights, and those: to copy them costs more than a run.
+    """Return a model as its bytes without its large float32 weights, and those: to copy them costs more than a run.
 
     The model itself where they are few, or are handed over in files.
     """
@@ -241,9 +241,9 @@ def _share_arena() -> None:
 def release_memory() -> None:
     """Give memory that runs have left unused back to the system.
 
-    It releases the arena's memory that no session uses, and the memory that the C library keeps. glibc keeps it for the
-    threads that asked for it; other libraries have no such call and need none. Use it between two phases of a run, and
-    after much memory was freed: the next run has to ask for its pages again. The arena's first region stays.
+    It releases the arena's memory that no session uses, and the memory that the C library keeps. glibc keeps memory for
+    the threads that asked for it; other libraries have no such call and need no release. Use it between two phases of a
+    run, and after much memory was freed. The next run has to ask for its pages again. The arena's first region stays.
     """
     _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -253,7 +253,7 @@ def release_memory() -> None:
 
 @cache
 def _shrinking() -> Any:
-    """A session without nodes: the arena shrinks at the end of a run, whichever session's it is."""
+    """Return a session without nodes: the arena shrinks at the end of a run, whichever session's it is."""
     port = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
     model = ir.Model(ir.Graph([port], [port], nodes=[], opset_imports={"": 17}, name="empty"), ir_version=8)
     return Session(model, threads=1)._session
@@ -319,7 +319,7 @@ def concurrency(batches: int, cores: int | None = None) -> tuple[int, int]:
 
 
 def _told(error: Exception) -> str:
-    """The runtime's reason, and the plug-in packages whose functions the model may hold."""
+    """Return the runtime's reason, and the plug-in packages whose functions the model may hold."""
     packages = [package for package, _ in extend.installed()]
     return _short(error) + (f" (with ops of the plug-in package {', '.join(packages)})" if packages else "")
 

@@ -242,7 +242,7 @@ def packed(tensors: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | memoryv
 
 
 def _raw(tensor: ir.TensorProtocol) -> bytes | memoryview:
-    """A tensor's bytes, little-endian; without a copy where NumPy holds them so."""
+    """Return a tensor's bytes, little-endian; without a copy where NumPy holds them so."""
     array = tensor.numpy() if tensor.dtype.bitwidth >= 8 else None
     if array is None or array.size == 0 or not array.flags.c_contiguous or array.dtype.byteorder == ">":
         return tensor.tobytes()

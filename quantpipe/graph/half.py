@@ -85,7 +85,7 @@ def _has_half(model: ir.Model) -> bool:
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value that the graph itself makes, takes or holds, once."""
+    """Yield every value that the graph itself makes, takes or holds, once."""
     seen: set[int] = set()
     for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
         if id(value) not in seen:
@@ -109,7 +109,7 @@ def _widen_value(value: ir.Value, broken: list[str]) -> list[str]:
 
 
 def _widened(tensor: ir.TensorProtocol, name: str, broken: list[str]) -> ir.TensorProtocol:
-    """The same numbers in float32."""
+    """Return the same numbers in float32."""
     found = converted(tensor, np.float32)
     if not all(np.isfinite(found[rows]).all() for rows in (row_blocks(found) if found.ndim else [...])):
         broken.append(name)
@@ -123,7 +123,7 @@ def _tensors(attribute: ir.Attr) -> list[ir.TensorProtocol]:
 
 
 def _named(attribute: ir.Attr) -> ir.DataType | None:
-    """The half-precision type that an attribute names, if it names one."""
+    """Return the half-precision type that an attribute names, if it names one."""
     if attribute.type is ir.AttributeType.INT and attribute.name in TYPE_ATTRIBUTES:
         return next((kind for kind in HALVES if int(kind) == attribute.value), None)
     return None
@@ -155,7 +155,7 @@ def _reads_bits(node: ir.Node) -> bool:
 
 
 def _without_casts(model: ir.Model, casts: set[str]) -> ir.Model:
-    """Return the model without those of the named Casts that are now from float32 to float32."""
+    """Return the model without the named Casts that are now from float32 to float32."""
     proto, _ = without_weights(model)
     known = {
         v.name: v.type.tensor_type.elem_type
@@ -180,8 +180,8 @@ def _without_casts(model: ir.Model, casts: set[str]) -> ir.Model:
 
 def _refused(node: ir.Node, where: str) -> ModelError:
     return ModelError(
-        f"{BITS} takes the bits of a float16 or bfloat16 number for another's, and the model is cast to float32, whose "
-        "bits are others; legal are half-precision models that compute with numbers (Cast instead)",
+        f"{BITS} reinterprets the bits of a float16 or bfloat16 number, but the model is cast to float32, whose bits "
+        "are different. Legal are half-precision models that convert numbers with Cast",
         stage=STAGE,
         where=f"{where}, node {node.name!r}",
     )

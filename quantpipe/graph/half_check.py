@@ -43,8 +43,8 @@ def half_notes(model: ir.Model, single: ir.Model, halves: Halves, feeds: Feeds, 
     if halves.broken and any(not np.isfinite(a).all() for a in found.values() if a.dtype.kind == "f"):
         raise ModelError(
             f"its {kinds} constants {', '.join(repr(name) for name in halves.broken[:3])} hold infinity or NaN, and so "
-            f"do its outputs; {_range(halves)}, so that the float32 model it was made from may have held more. Legal "
-            "is that float32 model, or one whose weights half precision holds",
+            f"do its outputs; {_range(halves)}, so the original float32 model may have larger values. Legal is that "
+            "float32 model, or a model whose weights fit half precision",
             stage=STAGE,
             where=where,
         )
@@ -52,7 +52,7 @@ def half_notes(model: ir.Model, single: ir.Model, halves: Halves, feeds: Feeds, 
     kept = "inputs and outputs of the realized model are float16, as the file's" if halves.given else ""
     ends = [
         kept,
-        "those of type bfloat16 become float32, for onnxruntime takes no bfloat16 arrays from Python"
+        "bfloat16 ones become float32, because onnxruntime takes no bfloat16 arrays from Python"
         if any(p.dtype is ir.DataType.BFLOAT16 for p in _ports(model))
         else "",
     ]
@@ -80,7 +80,7 @@ def _compared(model: ir.Model, found: Feeds, halves: Halves, feeds: Feeds, *, wh
 
 
 def _by_runtime(model: ir.Model, feeds: Feeds, where: str) -> Feeds:
-    """The outputs of the model as the file has it.
+    """Return the outputs of the model as the file has it.
 
     onnxruntime takes no bfloat16 arrays from Python and gives none, so such ports have Casts.
     """
@@ -119,8 +119,8 @@ def _judged(reference: Feeds, found: Feeds, halves: Halves, by: str) -> str:
         )
     return (
         f"on samples, the float32 model's outputs differ by {worst:.2g} of the largest value from the {kinds} ones "
-        f"({by}), which is more than rounding should come to: the file overflows or loses its numbers inside. Compare "
-        "its accuracy with the float32 model it was made from"
+        f"({by}). This is more than rounding explains: the file overflows or loses precision inside. Compare its "
+        "accuracy with the float32 model it was made from"
     )
 
 

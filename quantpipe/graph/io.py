@@ -117,7 +117,8 @@ def _fault(tensor: ir.ExternalTensor) -> str:
     if not file.is_file():
         return "there is no such file"
     if tensor.length is not None and tensor.length != length:
-        return f"the model says {tensor.length} bytes, {tensor.dtype.name} of shape {list(tensor.shape)} takes {length}"
+        shape = list(tensor.shape)
+        return f"the model declares {tensor.length} bytes, {tensor.dtype.name} of shape {shape} takes {length}"
     size = file.stat().st_size
     if offset + length > size:
         return f"it ends at byte {size}, the tensor needs bytes {offset} to {offset + length} (the file was cut short)"
@@ -146,7 +147,7 @@ def load_external(model: ir.Model, path: Path, resident: int) -> None:
     except Exception as error:  # whatever check_external could not foresee
         raise ModelError(
             f"its external data cannot be read ({type(error).__name__}: {brief(error)}); "
-            "the data files must lie beside the model",
+            "the data files must be in the folder of the model",
             stage=STAGE,
             where=str(path),
         ) from error

@@ -99,7 +99,7 @@ def _in_child(work: Callable[[Tell], T], ready: Callable[[], object], limits: Li
 
 
 def _child(work: Callable[[Tell], Any], ready: Callable[[], object], limits: Limits, target: int) -> NoReturn:
-    """Never returns: the interpreter's own end would run what belongs to the parent."""
+    """Run the work and never return: the interpreter's own end would run the parent's exit handlers."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, too, and ends this process
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -141,7 +141,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """However the parent ends; prctl(PR_SET_PDEATHSIG)."""
+    """Kill this process however the parent ends, by prctl(PR_SET_PDEATHSIG)."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 

@@ -118,7 +118,7 @@ def clean_graph(
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")
         said = half_notes(raw.given, raw.real.whole, raw.halves, feeds, where=where)
-        tell("restoring the float model behind its integers")
+        tell("restoring the float model from its integers")
         settled = raw.real.settled(lambda m, names: Session(expose(m, names), where=where).run(feeds, names))
         model, notes = cleaned_model(settled, original, feeds, least_opset, more=more, tell=tell)
         tell("measuring its tensors")
@@ -134,7 +134,7 @@ def clean_graph(
 
 
 def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
-    """The ops of recurrent layers of a model that are written as their steps, and as loops."""
+    """Return the ops of recurrent layers of a model that are written as their steps, and as loops."""
     held = {node.op for node in graph.nodes}
     found = {"in steps": sorted(held.intersection(cells.steps)), "in loops": sorted(held.intersection(cells.loops))}
     found["with cell states"] = found["in loops"] if cells.cells else []
@@ -189,7 +189,7 @@ def _with(graph: Graph, found: Measured) -> Graph:
 
 
 def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:
-    """(the model with every node named, its hash)."""
+    """Return (the model with every node named, its hash)."""
     raw = read_model(path)
     with readable(path):
         check_external(raw, path)

@@ -97,6 +97,6 @@ class _Writer:
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:
-    """Every value of the main graph that is no initializer, by name."""
+    """Return every value of the main graph that is no initializer, by name."""
     made = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
     return {v.name: v for v in made if v.name}

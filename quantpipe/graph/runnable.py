@@ -64,7 +64,7 @@ def _ran(model: ir.Model, feeds: Feeds, where: str) -> Session:
 
 
 def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
-    """(the model with what can be written otherwise, what was done)."""
+    """Return (the model with ops rewritten where possible, a note on the changes)."""
     version = model.graph.opset_imports.get("", 1)
     try:
         newer = _converted(model, feeds) if version < FIRST_OPSET else model
@@ -111,8 +111,8 @@ def _compared(model: ir.Model, session: Session, feeds: Feeds, where: str) -> st
     worst = difference(dict(zip(names, (np.asarray(v) for v in values), strict=True)), session.run(feeds))
     if worst > TOLERANCE:
         raise ModelError(
-            f"written out as ONNX defines it, it gives outputs that differ by {worst:.2g} of the largest value from "
-            "those of onnx's reference; legal is a model whose ops onnxruntime has kernels for",
+            f"written as its ONNX function, its outputs differ from onnx's reference by {worst:.2g} of the largest "
+            "value; legal are models with ops for which onnxruntime has kernels",
             stage="model",
             where=where,
         )
@@ -124,8 +124,8 @@ def _explained(error: ModelError, where: str) -> ModelError:
     if not any(sign in text for sign in NO_KERNEL):
         return error
     return ModelError(
-        f"{text.split(f'{where}: ', 1)[-1]}. No function of ONNX that the op could be written out by was a way around "
-        "it; legal is a model of ops that onnxruntime has kernels for, or that ONNX defines by such ops",
+        f"{text.split(f'{where}: ', 1)[-1]}. No ONNX function could replace the op. Legal are models with ops that "
+        "onnxruntime has kernels for, or that ONNX defines by such ops",
         stage="run",
         where=where,
     )

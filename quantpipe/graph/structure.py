@@ -46,7 +46,7 @@ def _feed_attribute(digest: Any, attribute: ir.Attr) -> None:
 
 
 def _feed_tensor(digest: Any, name: str, tensor: ir.TensorProtocol | None) -> None:
-    """A tensor in a file is represented by its place."""
+    """Include a tensor; a tensor in a file is represented by its place."""
     if tensor is None:
         digest.update(repr((name, None)).encode())
         return

@@ -61,7 +61,7 @@ def name_default_opset(proto: onnx.ModelProto) -> None:
 
 
 def _refuse_without_opset(proto: onnx.ModelProto, path: Path) -> None:
-    """ModelError for a model that does not say which version of ONNX's own ops it is written in; runtimes guess it."""
+    """Raise ModelError for a model without a version of ONNX's own ops, which runtimes guess."""
     if proto.graph.node and not any(not entry.domain for entry in proto.opset_import):
         found = ", ".join(f"{entry.domain[:40]!r} {entry.version}" for entry in proto.opset_import) or "nothing"
         raise _refused(path, "opset_import", f"holds {found}", "a version of ONNX's own ops (the domain '')")
@@ -95,7 +95,7 @@ def _chance(node: ir.Node) -> str:
         mode = _number(node.inputs[2])
         if mode == 0 or ratio == 0:
             return ""
-        known = "" if mode else " where its input 'training_mode' says so (model.fixed makes an input a constant)"
+        known = "" if mode else " if its input 'training_mode' is true (model.fixed makes an input a constant)"
         return f"{training} chance{known}"
     if node.op_type == "BatchNormalization":
         mode_attribute = node.attributes.get("training_mode")
@@ -112,7 +112,7 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The main graph, the functions, and every graph that a node of theirs holds."""
+    """Yield the main graph, the functions, and every graph that a node of theirs holds."""
     pending: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
     while pending:
         graph = pending.pop()
@@ -139,7 +139,7 @@ def _tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Tenso
 
 
 def _fault(tensor: onnx.TensorProto) -> tuple[str, str] | None:
-    """(what is wrong with a tensor, what would be legal), or None."""
+    """Return (the fault of a tensor, the legal values), or None."""
     dims = list(tensor.dims)
     if tensor.data_type not in TYPES:
         return f"has the type {tensor.data_type}", "a type that ONNX knows, other than undefined"
@@ -164,7 +164,7 @@ def _external_fault(tensor: onnx.TensorProto) -> tuple[str, str] | None:
     """Check whether a reference to external data is valid; the length of the file is checked later."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if tensor.data_type == STRING:
-        return "holds text in a file beside the model", "text in the model itself"
+        return "holds text in a file next to the model", "text in the model itself"
     if not entries.get("location"):
         return "refers to no file", "a location"
     for key in ("offset", "length"):
@@ -179,7 +179,7 @@ def _short(dims: list[int], kind: ir.DataType, needed: str, stored: str) -> tupl
 
 
 def _refuse_growth(proto: onnx.ModelProto, path: Path) -> None:
-    """ModelError where functions hold themselves, or the model is too large or too deep with them written out."""
+    """Raise ModelError for recursive functions, and for a model that is too large or too deep with bodies inlined."""
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
     sizes: dict[Key, int] = {}
 

@@ -261,7 +261,7 @@ def _arrived(data: bytes, model_hash: str, fields: Mapping[str, Any], extensions
 
 
 def _captured(node: ir.Node) -> tuple[str, ...]:
-    """Names that the node's sub-graphs use without making them."""
+    """Return the names that the node's sub-graphs use without making them."""
     found: dict[str, None] = {}
     for graph in _bodies(node.attributes):
         made = {v.name for v in graph.inputs} | set(graph.initializers)
@@ -274,7 +274,7 @@ def _captured(node: ir.Node) -> tuple[str, ...]:
 
 
 def _bodies(attributes: Mapping[str, ir.Attr]) -> Iterator[ir.Graph]:
-    """The graphs that a node holds (If, Loop, Scan)."""
+    """Yield the graphs that a node holds (If, Loop, Scan)."""
     for attribute in attributes.values():
         if attribute.type is ir.AttributeType.GRAPH:
             yield attribute.value

@@ -29,7 +29,7 @@ def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
     if AddInputs.RESIDUAL_ONLY in spec.add_variants and spec.realize != "integer":
         raise reader.error(
             "add_inputs",
-            f"lists residual_only beside others, but realize is {spec.realize}, a form that hands on no accumulators; "
+            f"lists residual_only with other values, but realize is {spec.realize}, a form without accumulators; "
             "legal is realize: integer, or a list without it",
         )
     _signs(spec, reader)
@@ -145,8 +145,8 @@ def _blocks(spec: HardwareSpec, reader: Reader) -> None:
         if not any(s.is_weight_only for signatures in spec.ops.values() for s in signatures):
             raise reader.error(
                 "weights.block",
-                f"is {blocks.size}, a float scale for each block, and no op multiplies real numbers by integer "
-                "weights; legal are {size, multiplier_bits} for kernels in integers, or a signature such as "
+                f"is {blocks.size}, a float scale for each block, and no op multiplies float inputs by integer "
+                "weights. Legal are {size, multiplier_bits} for integer kernels, or a signature such as "
                 "{in: [float32, int4], out: float32}",
             )
         return
@@ -162,7 +162,7 @@ def _blocks(spec: HardwareSpec, reader: Reader) -> None:
         if not dtype.signed or dtype.bits < needed:
             raise reader.error(
                 "weights.block.multiplier_bits",
-                f"is {blocks.multiplier_bits} beside weights.bits={spec.weights.bits}, and ops multiply by {dtype}; "
+                f"is {blocks.multiplier_bits} with weights.bits={spec.weights.bits}, and ops multiply by {dtype}; "
                 f"legal are signed types of at least {needed} bits, or fewer bits",
             )
     if not types:
@@ -196,11 +196,11 @@ def _weight_only(spec: HardwareSpec, reader: Reader, op: str, signature: OpSigna
     if spec.weights.block is None or not spec.weights.block.are_real:
         raise reader.error(
             f"ops.{op}.in",
-            f"is {', '.join(signature.inputs)}: real numbers times integer weights, which have a float scale for each "
+            f"is {', '.join(signature.inputs)}: float inputs times integer weights, which need a float scale for each "
             "block; legal with weights.block, such as 32",
         )
     dtype = signature.inputs[weight]
     if not dtype.signed or dtype.bits > 8:
-        raise reader.error(f"ops.{op}.in", f"has weights of {dtype} for real numbers; legal are int4 and int8")
+        raise reader.error(f"ops.{op}.in", f"has weights of {dtype} for float inputs; legal are int4 and int8")
     if any(d is not DType.FLOAT32 for d in signature.outputs) or signature.requantize is not None:
-        raise reader.error(f"ops.{op}.out", "must be float32 where real numbers are multiplied by integer weights")
+        raise reader.error(f"ops.{op}.out", "must be float32 if float inputs are multiplied by integer weights")

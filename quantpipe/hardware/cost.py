@@ -57,7 +57,7 @@ def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
 
 
 def _stored_width(site: WeightSite, graph: Graph, spec: HardwareSpec, bits: int, *, width: int) -> float:
-    """Bits that a value of a weight takes, `width` of its type; in blocks, its code and its share of a multiplier."""
+    """Return the bits of a weight's value, `width` of its type; in blocks, its code and its share of a multiplier."""
     if site.block is None:
         return width
     shape = graph.shapes[site.tensor]
@@ -70,7 +70,7 @@ def _stored_width(site: WeightSite, graph: Graph, spec: HardwareSpec, bits: int,
 
 
 def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float]) -> float:
-    """All weights with so many bits a value, and those that are left in float by choice."""
+    """Return all weights with so many bits a value, and those that are left in float by choice."""
     stored = [prod(graph.shapes[site.tensor]) * bits[site.tensor] for site in topology.stored_constants]
     left = (prod(graph.shapes[t]) * _real_bits(graph, topology, t) for t in topology.float_weights)
     return sum([*stored, *left]) / 8
@@ -162,7 +162,7 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
 
 
 def _costs_of_sites(topology: Topology, spec: HardwareSpec) -> dict[str, HardwareSpec]:
-    """Node of a kernel with costs of its own -> the device with these."""
+    """Return node of a kernel with costs of its own -> the device with these."""
     own = {kernel.name: replace(spec, cost=kernel.cost) for kernel in spec.kernels if kernel.cost is not None}
     return {node: own[site.kernel] for site in topology.sites if site.kernel in own for node in site.nodes}
 

@@ -1,9 +1,9 @@
 """Find the numbers of bits from which a device gains anything.
 
-One rule holds for all hardware files. Fewer bits are worth a choice in three cases: a tensor is then stored in fewer
-bytes or read by another kernel (both: a narrower type, `storage`); it is multiplied at a higher rate
-(`cost.macs_per_cycle`); or its sums could leave the accumulator. Of several numbers of bits that the device treats
-alike, the largest is kept: the others lose precision for nothing.
+One rule holds for all hardware files. Fewer bits are worth a choice in three cases. The tensor is stored in fewer bytes
+or read by another kernel (both: a narrower type, `storage`); it is multiplied at a higher rate (`cost.macs_per_cycle`);
+or its sums could leave the accumulator. Of several numbers of bits that the device treats alike, the largest is kept:
+the others lose precision for nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def rate(spec: HardwareSpec, width: int) -> float:
 
 
 def real_rate(spec: HardwareSpec, width: int) -> float:
-    """Return the multiply-accumulates per cycle of floats of 16 or 32 bits; the 32-bit rate if 16 bits have none."""
+    """Return the multiply-accumulates per cycle of floats of 16 or 32 bits; 16 bits default to the 32-bit rate."""
     rates = spec.cost.macs_per_cycle
     return rates.get(f"float{width}", rates["float32"])
 

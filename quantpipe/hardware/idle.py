@@ -73,7 +73,7 @@ def _integer(spec: HardwareSpec) -> Iterator[tuple[str, OpSignature]]:
 
 
 def _bits(spec: HardwareSpec, reader: Reader) -> None:
-    """More bits than any type has that the file stores."""
+    """Reject more bits than any type that the file stores."""
     weights, stored = set(), set()
     for op, signature in _integer(replace(spec, ops=spec.declared)):
         weight = OP_RULES[op].weight
@@ -99,9 +99,9 @@ def _bits(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def _joins(spec: HardwareSpec, reader: Reader, kernel: LogicalKernel) -> None:
-    """Each op of a kernel without types must take in what it reads of another one."""
+    """Reject ops of a kernel without types that cannot fuse the results they read."""
     field = "fuse" if kernel.chain else f"kernels.{kernel.name}.types"
-    untyped = "" if kernel.chain else "is missing, so it says which ops are one and no more: it "
+    untyped = "" if kernel.chain else "is missing, so it only lists fused ops: it "
     if not kernel.joins:
         raise reader.error(field, f"{untyped}has one op; legal are types, or a pattern of two ops and more")
     for first, second in sorted(kernel.joins):
@@ -112,13 +112,13 @@ def _joins(spec: HardwareSpec, reader: Reader, kernel: LogicalKernel) -> None:
         if not clamp and not summed:
             raise reader.error(
                 field,
-                f"{named}, but nothing takes {second} into {first}; legal are Relu and Clip behind an op that stores "
-                "its result, and Add or Sub behind Conv, ConvTranspose, Gemm or MatMul, or a kernel with types",
+                f"{named}, but {second} cannot be fused into {first}. Legal are Relu and Clip after an op that stores "
+                "its result, Add or Sub after Conv, ConvTranspose, Gemm or MatMul, or a kernel with types",
             )
         if clamp and rows and all(spec.is_wide(d) for s in rows for d in s.outputs):
             raise reader.error(
                 field,
-                f"{named}, but {first} hands on its accumulator, and a clamp acts on stored integers; legal are a "
+                f"{named}, but {first} passes its accumulator, and a clamp needs stored integers; legal are a "
                 f"stored type in ops.{first}.out, or {'fuse' if kernel.chain else 'kernels'} without it",
             )
 
@@ -129,7 +129,7 @@ def _is_narrowed(rule: OpRule) -> bool:
 
 
 def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
-    """A way of narrowing of an op that has no accumulator."""
+    """Reject a way of narrowing of an op that has no accumulator."""
     if signature.requantize is not None and not _is_narrowed(OP_RULES[op]):
         ops = ", ".join(name for name, rule in OP_RULES.items() if _is_narrowed(rule))
         raise reader.error(
@@ -149,16 +149,16 @@ def _keeps_scale(op: str, signature: OpSignature, reader: Reader) -> None:
 
 
 def _conditions(op: str, signature: OpSignature, reader: Reader) -> None:
-    """Conditions that the op has nothing to say about."""
+    """Reject conditions without a meaning for the op."""
     legal = OP_RULES[op].conditions
     for key, _ in signature.when:
         if key not in legal:
             said = f"legal are {', '.join(legal)}" if legal else f"{op} has no conditions"
-            raise reader.error(f"ops.{op}.when.{key}", f"says nothing of {op}; {said}")
+            raise reader.error(f"ops.{op}.when.{key}", f"does not apply to {op}; {said}")
 
 
 def _moves(spec: HardwareSpec, op: str, signature: OpSignature, reader: Reader) -> None:
-    """An op that moves values changes no type."""
+    """Reject type changes of an op that moves values."""
     if OP_RULES[op].family not in KEEPS_TYPE:
         return
     kinds = {d for d in (*signature.inputs, *signature.outputs) if not spec.is_wide(d)}

@@ -45,7 +45,7 @@ def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel,
             if _alike(kernel, other):
                 raise reader.error(
                     f"kernels.{kernel.name}.pattern",
-                    f"is that of kernels.{other.name}, so which of the two runs is ambiguous; legal is one kernel, "
+                    f"is the same as in kernels.{other.name}, so it is ambiguous which one runs. Legal is one kernel "
                     "with several types by a name of `types`, or another `when`",
                 )
     return tuple(found)
@@ -73,7 +73,7 @@ def read_fuse(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel, ..
 
 
 def _written_out(first: str, second: str) -> dict[str, str]:
-    """The pattern that a pair of `fuse` is short for; what an addition takes in may be either of its operands."""
+    """Return the pattern for which a pair of `fuse` is short; an addition may fuse either of its operands."""
     last = f"{second}(y, ...)"
     either = OP_RULES[second].family is Family.SUM
     return {"y": f"{first}(...)", "z": f"{last} | {second}(x, y)" if either else last}
@@ -144,7 +144,7 @@ def _by_value(reader: Reader, given: Data, field: str, key: str) -> Mapping[str,
 
 
 def _types(reader: Reader, given: Data, field: str, values: set[str]) -> dict[str, tuple[str, ...]]:
-    """Value -> the types (or names of `types`) that it may be stored in."""
+    """Return value -> the types (or names of `types`) that it may be stored in."""
     part = reader.mapping(given["types"], f"{field}.types", "values of the pattern and their types")
     for value in part:
         if str(value) not in values:
@@ -168,7 +168,7 @@ def _signatures(
     data: Data,
     field: str,
 ) -> dict[str, tuple[OpSignature, ...]]:
-    """Op -> the ways to run the node that makes a value, one for each choice of the names of `types`."""
+    """Return op -> the ways to run the node that makes a value, one for each choice of the names of `types`."""
     said = {key: (given.get(key) or {}).get(step.value) for key in OWN}
     place = {key: f"{field}.{key}.{step.value}" for key in OWN}
     own, sums, grid = said["requantize"], said["accumulator"], said["fixed_scale"]
@@ -231,7 +231,8 @@ def _bits_of_range(reader: Reader, limits: Data, place: str) -> int:
         if (least, most) in ((-half, half - 1), (1 - half, half - 1), (0, 2 * half - 1)):
             return bits
     raise reader.error(
-        place, f"has min {least!r} and max {most!r}; legal are those of so many bits: -64 or -63 to 63, or 0 to 127"
+        place,
+        f"has min {least!r} and max {most!r}; legal are all integers of some width: -64 or -63 to 63, or 0 to 127",
     )
 
 

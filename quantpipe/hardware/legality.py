@@ -110,7 +110,7 @@ def integer_signatures(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRul
 
 
 def _signs(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph, *, rule: OpRule) -> str | None:
-    """Why types without a sign cannot hold what this device has no zero points for, or None."""
+    """Return why unsigned types cannot hold values for which this device has no zero points, or None."""
     if not signature.input(0).signed and spec.activations.symmetric:
         return f"{spec.name} takes no zero points, and {signature.input(0)} holds negative values only with one"
     if rule.weight is not None and spec.weights.symmetric and rule.weight_of(node, graph) is not None:
@@ -121,7 +121,7 @@ def _signs(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph,
 
 
 def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str | None:
-    """Why the device cannot pad a node's input, or None."""
+    """Return why the device cannot pad a node's input, or None."""
     if spec.pad.max is None or "pad_max" not in rule.conditions:
         return None
     pad = rule.facts(node, graph).get("pad_max")
@@ -133,7 +133,7 @@ def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str
 
 
 def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph) -> str | None:
-    """Why a row has more elements than the sums of the function's form hold, whatever their values; or None."""
+    """Return why a row has more elements than the sums of the function's form hold for any values, or None."""
     kind = signature.function or spec.functions.get(node.op)
     most = LONGEST_ROWS.get((kind, node.op, signature.input(0).bits)) if kind is not None else None
     if most is None or (count := row_count(node, graph)) <= most:

@@ -52,7 +52,7 @@ def taken_over(data: Data, read: Read, names: tuple[str, ...] = ()) -> dict[str,
 
 
 def _named(data: Data, name: str) -> Data:
-    """Under the name by which it was asked for, by which a circle is seen."""
+    """Return the file under the name by which it was requested, which reveals circles."""
     return {**data, "name": name}
 
 
@@ -76,18 +76,18 @@ def _laid_over(base: Data, data: Data, base_name: str, reader: Reader) -> dict[s
 
 
 def _entries(base: Data, data: Data, field: str, *, reader: Reader) -> tuple[dict[str, Any], set[str]]:
-    """The entries of both files, and the names of those that were taken away."""
+    """Return the entries of both files, and the names of those that were taken away."""
     there, given = base.get(field), spread(data)[field]
     found = dict(there) if isinstance(there, Mapping) else {}
     away = {str(op) for op, value in given.items() if value is None}
     for op in away:
         if op not in found:
-            raise reader.error(f"{field}.{op}", f"is null, but {data[LIKE]} has none to take away; legal is an entry")
+            raise reader.error(f"{field}.{op}", f"is null, but {data[LIKE]} has no such entry; legal is an entry")
     return {op: value for op, value in (found | dict(given)).items() if op not in away}, away
 
 
 def _section(there: object, given: object, field: str) -> object:
-    """One section over another; a bare value, or another kind of `requantize`, brings the defaults of its own."""
+    """Return one section over another; a bare value, or another kind of `requantize`, uses its own defaults."""
     if not isinstance(given, Mapping) or "kind" in given:
         return given
     if there is not None and not isinstance(there, Mapping):

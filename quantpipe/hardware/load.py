@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 FIELDS: Mapping[str, str] = {
     "name": "text",
     "description": "text",
-    "source": "text that says where the facts come from",
+    "source": "text that names the source of the facts",
     "preferred_schema": "the name of a schema, such as symmetric or asymmetric",
     "ops": "{Conv: [{in: [int8, int8], out: [int8]}], …}",
     "weights": "{symmetric, granularity, bits, narrow, reduce_range, block}",
@@ -106,7 +106,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         if key not in data:
             raise reader.error(key, f"is missing; legal is {FIELDS[key]}")
     if not str(data["source"]).strip():
-        raise reader.error("source", "is empty; say where the facts come from")
+        raise reader.error("source", "is empty; name the source of the facts")
     bias, bias_scale = _bias(reader, data["bias"])
     additions = _additions(reader, data.get("add_inputs"))
     _optional(reader, Narrowing, data, "narrowing")  # describes the device; results are clamped before they are stored
@@ -159,7 +159,7 @@ def load_hardware(data: Data) -> HardwareSpec:
 
 def _qdq_bias(reader: Reader, value: object) -> DType | None:
     if value not in (None, DType.FLOAT32.value):
-        legal = "float32, and null for integers behind DequantizeLinear"
+        legal = "float32, and null for integers with DequantizeLinear"
         raise reader.error("qdq_bias", f"is {value!r}; legal are {legal}")
     return None if value is None else DType.FLOAT32
 
@@ -173,7 +173,7 @@ def _loads(reader: Reader, value: object) -> tuple[str, ...]:
 
 
 def _float_types(reader: Reader, data: Data) -> tuple[FloatType, ...]:
-    """The types of nodes in float; float32, in which the model itself is, is always one of them."""
+    """Return the types of nodes in float; float32, in which the model itself is, is always one of them."""
     given = listed(data.get("float_types", [FloatType.FLOAT32.value]))
     types = tuple(dict.fromkeys(reader.one_of(tuple(FloatType), one, "float_types") for one in given))
     if FloatType.FLOAT32 not in types:
@@ -228,7 +228,7 @@ def _cost(reader: Reader, data: Data) -> Cost:
 
 @cache
 def _note_align() -> None:
-    """Once for all files of a process."""
+    """Log the note once for all files of a process."""
     _log.warning("the field 'align.channels' is deprecated: its name is now 'cost.channel_block'")
 
 
@@ -261,12 +261,12 @@ def _skip(reader: Reader, data: Data) -> Skip:
 
 
 def _optional(reader: Reader, kind: Any, data: Data, field: str) -> Any:
-    """A field that may be absent or null."""
+    """Return a field that may be absent or null."""
     return None if data.get(field) is None else reader.choice(kind, data[field], field)
 
 
 def _additions(reader: Reader, value: object) -> tuple[AddInputs, ...]:
-    """None, one treatment, or a list of several, the default first."""
+    """Return no treatment, one, or a list of several, the default first."""
     if value is None:
         return ()
     found = [reader.choice(AddInputs, v, "add_inputs") for v in (value if isinstance(value, list | tuple) else [value])]
@@ -333,7 +333,7 @@ def _activations(reader: Reader, data: Data) -> ActivationLimits:
 
 
 def _bias(reader: Reader, value: object) -> tuple[DType, BiasScale]:
-    """A type, or {dtype, scale}."""
+    """Return a type, or {dtype, scale}."""
     if not isinstance(value, Mapping):
         return reader.one_of(BIASES, value, "bias"), BiasScale.PRODUCT
     reader.keys(value, ("dtype", "scale"), "bias")

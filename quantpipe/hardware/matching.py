@@ -58,9 +58,9 @@ def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
                     nodes = ", ".join(sorted({*site.nodes} & {*other.nodes}))
                     place = f" ({kernel.place})" if kernel.place else ""
                     raise HardwareError(
-                        f"kernels.{kernel.name}.pattern and kernels.{other.kernel}.pattern, of one size, both match "
-                        f"{nodes}, so which kernel runs it is ambiguous; legal are patterns of another size, or "
-                        f"conditions (when) that tell them apart{place}",
+                        f"kernels.{kernel.name}.pattern and kernels.{other.kernel}.pattern have the same size and both "
+                        f"match {nodes}, so it is ambiguous which kernel runs. Legal are patterns of different sizes, "
+                        f"or different conditions (when){place}",
                         stage="hardware",
                         where=spec.name,
                         field=f"kernels.{kernel.name}.pattern",
@@ -105,7 +105,7 @@ def _by_op(graph: Graph) -> dict[str, list[Node]]:
 
 
 def _ends(kernel: LogicalKernel, by_op: Mapping[str, Sequence[Node]]) -> list[Node]:
-    """The nodes that a pattern may end in, in graph order."""
+    """Return the nodes that a pattern may end in, in graph order."""
     ops = dict.fromkeys(call.op for call in kernel.steps[-1].calls)
     return [node for op in ops for node in by_op.get(op, ())]
 
@@ -128,7 +128,7 @@ def unmatched(graph: Graph, spec: HardwareSpec) -> Iterator[str]:
             continue
         if kernel.name not in there and not kernel.chain:
             ops = " -> ".join("|".join(dict.fromkeys(c.op for c in step.calls)) for step in kernel.steps)
-            yield f"hardware.kernels.{kernel.name} has no effect: its pattern ({ops}) lies nowhere in this model"
+            yield f"hardware.kernels.{kernel.name} has no effect: its pattern ({ops}) does not occur in this model"
 
 
 def _site(kernel: LogicalKernel, bound: _Bound, graph: Graph) -> KernelSite:
@@ -139,7 +139,7 @@ def _site(kernel: LogicalKernel, bound: _Bound, graph: Graph) -> KernelSite:
 
 
 def _matches(kernel: LogicalKernel, last: PatternStep, node: Node, graph: Graph) -> Iterator[_Bound]:
-    """Every way in which the pattern ends in a node."""
+    """Yield every way in which the pattern ends in a node."""
     steps = {step.value: step for step in kernel.steps}
     for bound in _step(steps, last, node, graph, bound=_Bound({}, {})):
         for whole in _rest(steps, graph, bound):
@@ -148,7 +148,7 @@ def _matches(kernel: LogicalKernel, last: PatternStep, node: Node, graph: Graph)
 
 
 def _rest(steps: Mapping[str, PatternStep], graph: Graph, bound: _Bound) -> Iterator[_Bound]:
-    """With the steps that the last value does not depend on: further results."""
+    """Yield the match with the steps that the last value does not depend on: further results."""
     step = next((s for s in steps.values() if s.value not in bound.nodes), None)
     if step is None:
         yield bound
@@ -190,7 +190,7 @@ def _orders(node: Node) -> list[tuple[str, ...]]:
 def _operands(
     steps: Mapping[str, PatternStep], call: PatternCall, given: Sequence[str], graph: Graph, *, bound: _Bound
 ) -> Iterator[_Bound]:
-    """Operands one by one; those that the pattern does not name must be constants."""
+    """Yield the match operand by operand; operands that the pattern does not name must be constants."""
     if len(given) < len(call.arguments):
         return
     rest = given[len(call.arguments) :]

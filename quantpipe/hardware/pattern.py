@@ -78,7 +78,7 @@ def _call(reader: Reader, node: ast.expr, field: str) -> PatternCall:
         else:
             raise reader.error(
                 field,
-                f"has the operand {ast.unparse(argument)!r}; legal are names of values, numbers, and `...` behind them",
+                f"has the operand {ast.unparse(argument)!r}; legal are names of values, numbers, and `...` after them",
             )
     attributes = []
     for keyword in node.keywords:
@@ -113,7 +113,7 @@ def _refuse_circle(reader: Reader, steps: tuple[PatternStep, ...], field: str) -
 
 
 def _refuse_apart(reader: Reader, steps: tuple[PatternStep, ...], field: str) -> None:
-    """Every step must hang together with the last one, by what they make and read."""
+    """Reject steps that are not connected with the last one."""
     joined = {steps[-1].value, *read_of(steps[-1])}
     left, before = list(steps[:-1]), -1
     while len(left) != before:

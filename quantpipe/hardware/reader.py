@@ -171,7 +171,7 @@ class Reader:
                 field,
                 f"is {value!r}; it needs positive numbers from 1"
                 if least == 1
-                else f"is {value!r}; legal are whole numbers from {least}",
+                else f"is {value!r}; legal are integers from {least}",
             )
         return value
 
@@ -274,7 +274,7 @@ class Reader:
             )
         zero = part.get("zero_point", 0)
         if isinstance(zero, bool) or not isinstance(zero, int):
-            raise self.error(f"{field}.zero_point", f"is {zero!r}; legal are whole numbers")
+            raise self.error(f"{field}.zero_point", f"is {zero!r}; legal are integers")
         return scale, zero
 
     def function(self, op: str, kind: object, field: str) -> FunctionKind:

@@ -50,7 +50,7 @@ def wildcards(data: Data, reader: Reader) -> dict[str, tuple[str, ...]]:
             raise reader.error(f"{TYPES}.{name}", "is a type itself; legal is another name")
         found[str(name)] = tuple(reader.storable(d, f"{TYPES}.{name}").value for d in listed(value))
         if not found[str(name)]:
-            raise reader.error(f"{TYPES}.{name}", "stands for no type; legal is a list of them")
+            raise reader.error(f"{TYPES}.{name}", "lists no type; legal is a list of types")
     return found
 
 

@@ -156,7 +156,7 @@ def storage_types(topology: Topology) -> StorageTypes:
 
 
 def _rows(kernel: Kernel, signatures: Sequence[OpSignature], own: Types) -> tuple[_Row, ...]:
-    """The signatures as types of this kernel's tensors, of the same signs as it has.
+    """Return the signatures as types of this kernel's tensors, of the same signs as it has.
 
     A kernel whose present types no signature names has one row, these types: nothing is known of how it came to them.
     """
@@ -179,7 +179,7 @@ def _rows(kernel: Kernel, signatures: Sequence[OpSignature], own: Types) -> tupl
 
 
 def _offered(rows: Mapping[str, tuple[_Row, ...]], own: Types) -> dict[str, tuple[DType, ...]]:
-    """Tensor -> the types that each kernel around it names, the narrowest first."""
+    """Return tensor -> the types that each adjacent kernel names, the narrowest first."""
     found: dict[str, set[DType]] = {}
     for kernel in rows.values():
         for tensor in {t for row in kernel for t in _tensors(row)}:

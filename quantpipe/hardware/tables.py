@@ -24,7 +24,7 @@ def read_tables(reader: Reader, data: Data) -> TableLimits | None:
     layout = reader.choice(TableLayout, part.get("layout") or TableLayout.BESIDE, "tables.layout")
     if layout is TableLayout.FUSED and not offset:
         raise reader.error(
-            "tables.layout", "is fused, and a fused row holds an offset; legal is offset: true, or beside"
+            "tables.layout", "is fused, and a fused row has an offset; legal is offset: true, or layout `beside`"
         )
     return TableLimits(
         tuple(int(str(b)) for b in bits),

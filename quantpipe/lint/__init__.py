@@ -1,4 +1,4 @@
-"""What a device would refuse of an integer model, whoever wrote it: `command=lint`."""
+"""Find what a device would reject in an integer model of any tool: `command=lint`."""
 
 from quantpipe.lint.findings import Finding, Findings, Severity, lint, lint_model
 from quantpipe.lint.reading import read

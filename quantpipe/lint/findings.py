@@ -1,4 +1,4 @@
-"""Linting a whole model: every rule on every op, and the nodes that compute with real numbers in its middle."""
+"""Lint a whole model: every rule on every op, and the float nodes in its middle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """Hold what a device would refuse of a model: counts of what was read, and every finding in graph order."""
+    """Hold a device's objections to a model: counts of the parts read, and every finding in graph order."""
 
     model: str
     hardware: str
@@ -58,12 +58,12 @@ class Findings:
 
     @property
     def refused(self) -> tuple[Finding, ...]:
-        """Return the findings for which the device refuses the model."""
+        """Return the findings for which the device rejects the model."""
         return tuple(f for f in self.findings if f.severity is Severity.REFUSED)
 
     @property
     def exit_code(self) -> int:
-        """Return 0 when nothing is refused, 3 when something is, 2 for a model without a single integer op."""
+        """Return 0 when nothing is rejected, 3 when something is, 2 for a model without a single integer op."""
         return 2 if not self.quantized_ops else 3 if self.refused else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,21 +128,21 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
 
 
 def takes_weight_only(spec: HardwareSpec) -> bool:
-    """Return whether a device multiplies real numbers by integer weights: such ops then count as integer ones."""
+    """Return whether a device multiplies floats by integer weights: such ops then count as integer ones."""
     return any(s.is_weight_only for signatures in spec.ops.values() for s in signatures)
 
 
 def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
-    """Multipliers on a device that only shifts, and nodes in float between integer ones."""
+    """Return findings on multipliers of a device that only shifts, and on float nodes between integer ones."""
     below, above = _reach(reading)
     shifts = all(how.kind is RequantizeKind.SHIFT for how in spec.requantizations)
     found = []
     for node in reading.real:
         if shifts and _rescales(node, reading.graph):
-            text = f"an accumulator is multiplied by a real number; {spec.name} narrows results by shifts only"
+            text = f"an accumulator is multiplied by a float value; {spec.name} narrows results by shifts only"
             found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
         elif node in reading.weight_only and not takes_weight_only(spec):
-            text = f"its weights are integers, its data real numbers: {spec.name} computes it in float"
+            text = f"its weights are integers, its data float: {spec.name} computes it in float"
             found.append(Finding(Severity.NOTE, "weight_only", node.name, node.name, text))
         elif node.name in below & above and node not in reading.weight_only and not _joins_layer(node, reading, spec):
             found.append(_island(node, spec))
@@ -150,7 +150,7 @@ def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
 
 
 def _joins_layer(node: Node, reading: Reading, spec: HardwareSpec) -> bool:
-    """Whether the device computes a node within a layer whose result is not stored: an addition, or a clamp behind."""
+    """Return whether the device computes a node within a layer whose result is not stored: an addition or clamp."""
     rule, graph = rule_of(node), reading.graph
     if rule is not None and rule.family is Family.CLAMP:
         before = graph.producers.get(node.inputs[0])
@@ -162,7 +162,7 @@ def _joins_layer(node: Node, reading: Reading, spec: HardwareSpec) -> bool:
 
 
 def _at_run_time(reading: Reading, spec: HardwareSpec) -> Iterator[Finding]:
-    """Ranges that are found sample by sample: their scales are whatever real numbers come of it."""
+    """Return ranges that are found sample by sample, with scales that depend on the data."""
     why = ""
     if spec.scales is Scales.POWER_OF_TWO:
         why = "takes scales that are powers of two"
@@ -198,7 +198,7 @@ def _stays_real(node: Node, graph: Graph, spec: HardwareSpec, *, weighted: bool)
 
 
 def _rescales(node: Node, graph: Graph) -> bool:
-    """Whether a node multiplies what was an int32 a moment ago, and the product goes back into integers."""
+    """Return whether a node multiplies a value that was int32 just before, and its product becomes integers again."""
     if node.op != MULTIPLY:
         return False
     makers = [graph.producers.get(t) for t in node.inputs]
@@ -208,7 +208,7 @@ def _rescales(node: Node, graph: Graph) -> bool:
 
 
 def _goes_back(node: Node, graph: Graph) -> bool:
-    """Whether a chain of single readers that round and clip ends in a cast to integers."""
+    """Return whether a chain of single readers that round and clip ends in a cast to integers."""
     while True:
         if node.op not in (CAST, *NARROWING):
             return False
@@ -221,7 +221,7 @@ def _goes_back(node: Node, graph: Graph) -> bool:
 
 
 def _reach(reading: Reading) -> tuple[set[str], set[str]]:
-    """(nodes below some integer op, nodes above one), along the graph."""
+    """Return (nodes below some integer op, nodes above one), along the graph."""
     integer = {op.node.name for op in reading.ops}
     graph = reading.graph
     below: set[str] = set()

@@ -1,7 +1,7 @@
 """Reading an integer model: QDQ, QOperator and plain integer graphs come out as the same list of ops on stored tensors.
 
-Nothing is cleaned or guessed: a tensor is stored when the file says so, and what the file does not say (the scales of a
-graph of ConvInteger, say) is absent.
+Nothing is cleaned or guessed. A tensor is stored when the file declares it, and undeclared facts (the scales of a graph
+of ConvInteger, for example) are absent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from quantpipe.types import DType
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor held in integers. `scale` and `zero` are None where the file does not say; `values` of a constant."""
+    """Hold a tensor in integers. `scale` and `zero` are None if the file has no such values; `values` of a constant."""
 
     tensor: str
     dtype: str
@@ -49,7 +49,7 @@ class QuantizedOp:
     """Describe one op on stored tensors.
 
     `node` has the ports of the float op, and the constant that a weight is made from in the weight's place, so that
-    OP_RULES can read it. `output` is None where the result leaves as real numbers or as an accumulator.
+    OP_RULES can read it. `output` is None where the result is a float or an accumulator.
     """
 
     node: Node
@@ -63,9 +63,8 @@ class QuantizedOp:
 class Reading:
     """Hold what a quantized model's ops are, in graph order.
 
-    `real` are the nodes that compute with real numbers, conversions and arithmetic on constants not among them;
-    `dynamic` those that find ranges at run time; `weight_only` those among `real` whose weights are integers while
-    their data are not.
+    `real` are the float nodes, without conversions and arithmetic on constants; `dynamic` are the nodes that find
+    ranges at run time. `weight_only` are the members of `real` whose weights are integers while their data are not.
     """
 
     graph: Graph
@@ -131,7 +130,7 @@ class _Reader:
         )
 
     def _values(self, tensor: str) -> NDArray[Any] | None:
-        """The integers of a constant, also of one that the file quantizes itself; their order is of no interest."""
+        """Return the integers of a constant, even if the file quantizes it itself; their order does not matter."""
         if tensor in self._fixed:
             return self._quantized(self._graph.producers[tensor])
         if not self._graph.is_constant(tensor):
@@ -140,7 +139,7 @@ class _Reader:
         return values.astype(np.int8) if self._dtype(tensor) in SHORT else values
 
     def _quantized(self, node: Node) -> NDArray[Any]:
-        """What QuantizeLinear makes of a constant; nothing where it works in blocks, or on something computed."""
+        """Return the result of QuantizeLinear on a constant; nothing where it works in blocks, or on computed data."""
         real, steps, offset = (self._number(node, port) for port in range(3))
         dtype = self._dtype(node.outputs[0])
         if node.op != QUANTIZE or real is None or steps is None or steps.ndim > 1 or dtype not in set(DType):
@@ -151,7 +150,7 @@ class _Reader:
         return intmath.quantize(real, steps, zero, qmin=kind.qmin, qmax=kind.qmax, dtype=kind, axis=axis)
 
     def _packed(self, tensor: str) -> str:
-        """The constant that a tensor is reshaped or, from 4 bits, cast from; or the tensor itself."""
+        """Return the constant that a tensor is reshaped or, from 4 bits, cast from; or the tensor itself."""
         while (producer := self._graph.producers.get(tensor)) is not None:
             packed = producer.op == CAST and self._dtype(producer.inputs[0]) in SHORT
             if not packed and not (producer.op == RESHAPE and tensor in self._fixed):
@@ -160,7 +159,7 @@ class _Reader:
         return tensor
 
     def _origin(self, tensor: str) -> str:
-        """The constant that a tensor is made from, where it is made from constants alone."""
+        """Return the constant that a tensor is made from, where it is made from constants alone."""
         while tensor in self._fixed:
             tensor = self._graph.producers[tensor].inputs[0]
         return tensor
@@ -191,7 +190,7 @@ class _Reader:
     # --- ops --------------------------------------------------------------------------------------------------------
 
     def _integer(self, node: Node) -> QuantizedOp:
-        """An op that is integer by its name."""
+        """Return an op that is integer by its name."""
         form = INTEGER_OPS[node.op]
         ports = _triples(node) if form.repeats else form.data
         operands = tuple(self._operand(node, p) for p in ports)
@@ -233,7 +232,7 @@ class _Reader:
         return self._dtype(origin)
 
     def _plain(self, node: Node) -> QuantizedOp | None:
-        """An op of OP_RULES behind DequantizeLinear, or on integers themselves."""
+        """Return an op of OP_RULES after DequantizeLinear, or on integers themselves."""
         rule = rule_of(node)
         if rule is None:
             return None
@@ -257,20 +256,20 @@ class _Reader:
         return QuantizedOp(node, operands, weight, bias)
 
     def _behind(self, tensor: str) -> Stored | None:
-        """The stored tensor that a tensor is, or is dequantized from."""
+        """Return the stored tensor that a tensor is, or is dequantized from."""
         if tensor in self._grids:
             return self._grids[tensor]
         producer = self._graph.producers.get(tensor)
         return self._grids.get(producer.inputs[0]) if producer is not None and producer.op == DEQUANTIZE else None
 
     def _data_behind(self, tensor: str) -> Stored | None:
-        """The same for an activation. A dequantized accumulator is a real number."""
+        """Return the same for an activation; a dequantized accumulator is a float."""
         found = self._behind(tensor)
         accumulator = found is not None and found.tensor != tensor and found.dtype in WIDE and found.values is None
         return None if accumulator else found
 
     def _weight_behind(self, node: Node, rule: OpRule) -> Stored | None:
-        """The stored tensor that an op's weight is dequantized from; exporters may transpose it in between."""
+        """Return the stored tensor that an op's weight is dequantized from; exporters may transpose it in between."""
         if rule.weight is None:
             return None
         tensor = node.inputs[rule.weight]
@@ -279,7 +278,7 @@ class _Reader:
         return found
 
     def _result(self, node: Node) -> tuple[set[str], Stored | None]:
-        """(the clamps between an op and its QuantizeLinear, what the result is stored as)."""
+        """Return (the clamps between an op and its QuantizeLinear, how the result is stored)."""
         clamps: set[str] = set()
         tensor = node.outputs[0]
         while True:
@@ -299,7 +298,7 @@ class _Reader:
 
 
 def _from_constants(graph: Graph) -> frozenset[str]:
-    """Tensors that nodes make from constants alone: the runtime computes them once, when it loads the model."""
+    """Return tensors that nodes make from constants alone: the runtime computes them once, at load."""
     found: set[str] = set()
     for node in graph.nodes:
         read = [t for t in (*node.inputs, *node.captured) if t]

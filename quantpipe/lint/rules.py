@@ -1,4 +1,4 @@
-"""The rules: each looks at one op on stored tensors and names what the device would refuse of it.
+"""The rules: each checks one op on stored tensors and names what the device would reject.
 
 A rule is a generator of (rule name, tensor, message). Messages say what was found and what would be legal.
 """
@@ -30,7 +30,7 @@ LEAST_STEP = 2.0**-149
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """What a rule looks at."""
+    """Hold the input of a rule."""
 
     op: QuantizedOp
     graph: Graph
@@ -145,7 +145,7 @@ def bias(place: Place) -> Iterator[Objection]:
         return
     if spec.qdq_bias is not None and place.behind_reals:
         if found.dtype != spec.qdq_bias:
-            text = f"bias in {found.dtype} behind DequantizeLinear; the tool chain of {spec.name} loads {spec.qdq_bias}"
+            text = f"bias in {found.dtype} with DequantizeLinear; the tool chain of {spec.name} loads {spec.qdq_bias}"
             yield "bias_dtype", found.tensor, text
         return
     if found.dtype != spec.bias:
@@ -199,7 +199,7 @@ def _weight(place: Place) -> tuple[Stored, ...]:
 
 
 def _takes(signature: OpSignature, place: Place) -> bool:
-    """Whether the types of operands, weight and result are the signature's."""
+    """Return whether the types of operands, weight and result are the signature's."""
     wanted = [signature.input(number) for number in range(len(place.op.operands))]
     operands = all(_holds(w, t) for w, t in zip(wanted, place.op.operands, strict=True))
     wide = _is_exact_everywhere
@@ -215,7 +215,7 @@ def _is_exact_everywhere(weight: Stored, spec: HardwareSpec) -> bool:
 
 
 def _holds(wanted: DType, tensor: Stored) -> bool:
-    """Whether a stored type is the wanted one, or a wider one that holds values of it (4 bits live in bytes)."""
+    """Return whether a stored type is the wanted one, or a wider one that holds its values (4 bits in bytes)."""
     if tensor.dtype not in KNOWN:
         return False
     found = DType(tensor.dtype)

@@ -41,7 +41,7 @@ def fixed_sum(context: Context, writer: IntegerWriter, node: str, plan: Sum, *, 
 
 
 def _along(context: Context, fixed: FixedPoint, tensor: str) -> FixedPoint:
-    """Numbers per channel shaped to broadcast against a tensor."""
+    """Return numbers per channel shaped to broadcast against a tensor."""
     graph = context.graph
     multiplier, shift = (fr.along_channels(part, graph, tensor) for part in (fixed.multiplier, fixed.shift))
     return FixedPoint(multiplier, shift, fixed.bits)

@@ -59,7 +59,7 @@ GLOBAL_MAXIMUM = frozenset({"GlobalMaxPool"})
 
 
 def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
-    """Write the maximum of each channel of a map, as a reduction over its positions; None is an absent map."""
+    """Write the maximum of each channel of a map, as a reduction over its positions; an absent map is None."""
     axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
     if context.opset < REDUCED_AXES_ARE_INPUTS:
         return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
@@ -189,7 +189,7 @@ def weighs_in_float(context: Context, tensor: str) -> bool:
 
 
 def _float_readers(context: Context, tensor: str) -> list[Node]:
-    """Nodes left in float that read it, also behind float nodes that only move it.
+    """Return the float nodes that read it, also after float nodes that only move it.
 
     onnxruntime carries the DequantizeLinear through these (its Q/DQ propagation).
     """

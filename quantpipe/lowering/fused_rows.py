@@ -1,8 +1,9 @@
-"""Rows that hold their own scale and offset as bytes behind their integers, and how a graph reads these bytes.
+"""Read rows that store their own scale and offset as bytes after their integers, by ops of a graph.
 
-The layout is that of Glow's fused types and of FBGEMM: the integers of a row (of 4 bits two to a byte, the even one in
-the low half), then scale and offset, little-endian IEEE numbers of 32 or 16 bits. ONNX has no op that takes bytes for a
-number, so a number is formed from its sign, exponent and fraction, exactly: (hidden digit + fraction) · power of two.
+The layout comes from Glow's fused types and FBGEMM. It is the integers of a row (of 4 bits two to a byte, the even one
+in the low half), then scale and offset, little-endian IEEE numbers of 32 or 16 bits. ONNX has no op that reinterprets
+bytes as a number. So a number is computed from its sign, exponent and fraction, exactly: (hidden digit + fraction) ·
+power of two.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class _Ieee:
-    """Describe how a number lies in bytes.
+    """Describe the byte layout of a number.
 
-    `upper` weighs the bytes that hold sign, exponent and the first digits of the fraction, of which there are `span`;
-    `lower` weighs the rest, and `unit` is what a first digit is worth of it.
+    `upper` weighs the bytes that hold sign, exponent and the first digits of the fraction, of which there are `span`.
+    `lower` weighs the rest, and `unit` is the value of a first digit in units of it.
     """
 
     bytes: int
@@ -88,14 +89,14 @@ def _constant(context: Context, table: RowTable, what: str, values: Any) -> ir.V
 
 
 def _part(context: Context, table: RowTable, rows: ir.Value, columns: tuple[int, int], *, name: str) -> ir.Value:
-    """Some columns of rows, from the first up to the second."""
+    """Write some columns of rows, from the first up to the second."""
     ends = [np.asarray([v], np.int64) for v in (*columns, -1)]
     bounds = [_constant(context, table, f"at{int(v[0])}", v) for v in ends]
     return context.builder.op("Slice", rows, *bounds, name=name)
 
 
 def _halves(context: Context, table: RowTable, rows: ir.Value, name: str) -> ir.Value:
-    """Two integers of 4 bits from each byte, the low half first."""
+    """Write two integers of 4 bits from each byte, the low nibble first."""
     b = context.builder
     sixteen = _constant(context, table, "sixteen", np.float32(16))
     high = b.op("Floor", b.op("Div", rows, sixteen, name=f"{name}/sixteenths"), name=f"{name}/high")
@@ -111,7 +112,7 @@ def _halves(context: Context, table: RowTable, rows: ir.Value, name: str) -> ir.
 
 
 def _number(context: Context, table: RowTable, octets: ir.Value, name: str) -> ir.Value:
-    """The number that lies in bytes, exactly; numbers below 2^-100 are not among those of a table."""
+    """Write the exact number stored in bytes; tables hold no numbers below 2^-100."""
     b, form = context.builder, _FORMATS[table.numbers]
 
     def weighed(weights: tuple[float, ...], part: str) -> ir.Value:
@@ -143,7 +144,7 @@ def _number(context: Context, table: RowTable, octets: ir.Value, name: str) -> i
 
 
 def _shaped(context: Context, node: Node, table: RowTable, value: ir.Value, *, tail: tuple[int, ...]) -> ir.Value:
-    """A value `[…, n]`, or `[rows, n]` laid flat, with the axes of the places in front and `tail` behind them."""
+    """Write a value `[…, n]`, or `[rows, n]` flattened, with the axes of the places first and `tail` last."""
     places = len(context.graph.shapes[node.inputs[1]])
     flat = table.dtype.bits == 4 and tail == table.shape[1:]
     if len(tail) == 1 and not flat:

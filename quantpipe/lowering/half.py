@@ -1,7 +1,7 @@
 """Nodes left in float that compute in float16: their constants, and the Casts around them.
 
-Scales, zero points and everything that is quantized or dequantized stay in float32, so integers are what they would be
-from the same real numbers.
+Scales, zero points and everything that is quantized or dequantized stay in float32, so integers are the same as those
+from float32 inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TO_HALF, TO_SINGLE = "to_float16", "to_float32"
 
 
 def as_half(tensor: ir.TensorProtocol) -> NDArray[Any]:
-    """Return a constant of real numbers in float16."""
+    """Return a float constant in float16."""
     return converted(tensor, np.float16)
 
 

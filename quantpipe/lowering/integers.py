@@ -106,7 +106,7 @@ class IntegerWriter:
         return self.builder.op("Cast", value, name=name, output=output, to=kind)
 
     def _shift(self, value: ir.Value, n: Ints, offset: Ints, name: str, *, width: Width) -> ir.Value:
-        """(value + offset) >> n, arithmetic."""
+        """Write (value + offset) >> n, arithmetic."""
         b = self.builder
         raised = (offset + (np.int64(1) << width.lift)).astype(width.unsigned)
         lowered = (-(np.int64(1) << (width.lift - n))).astype(width.signed)
@@ -118,7 +118,7 @@ class IntegerWriter:
         return b.op("Add", back, self.constants(f"{name}/lower", lowered), name=f"{name}/shifted")
 
     def _less_one_where_negative(self, value: ir.Value, n: Ints, name: str, width: Width) -> ir.Value:
-        """Halves of negative numbers then fall below the half, and go down."""
+        """Subtract one where negative: ties of negative numbers then fall below the tie, and go down."""
         b, last = self.builder, width.unsigned(np.iinfo(width.unsigned).bits - 1)
         bits = self.cast(value, width.unsigned, f"{name}/sign_bits")
         sign = b.op("BitShift", bits, self.constants(f"{name}/last", last), name=f"{name}/sign", direction="RIGHT")

@@ -1,6 +1,6 @@
-"""Write a loop (Scan) of real numbers whose body multiplies a state by integer weights.
+"""Write a float loop (Scan) whose body multiplies a state by integer weights.
 
-The body is that of the float model; in it, each product of the state reads the state's stored integers. Constants stay
+The body is the float model's; in it, each product of the state reads the state's stored integers. Constants stay
 outside of the body, which reads them by name.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StepBody:
-    """Write nodes of a body in front of the float product that they take the place of."""
+    """Write nodes of a body before the float product that they replace."""
 
     def __init__(self, body: ir.Graph, before: ir.Node, quantizer: Quantizer, product: LoopProduct) -> None:
         self._body, self._before = body, before
@@ -39,7 +39,7 @@ class StepBody:
         return found
 
     def op(self, op_type: str, *inputs: ir.Value | None, name: str, **attributes: Attribute) -> ir.Value:
-        """Append a node with one output, and return the output; `name` is put behind that of the product."""
+        """Append a node with one output, and return the output; `name` is appended to the product's name."""
         full = f"{self.product.node}/{name}"
         node = ir.Node("", op_type, inputs, convert_attributes(attributes), num_outputs=1, name=full)
         node.outputs[0].name = f"{full}_out"
@@ -48,7 +48,7 @@ class StepBody:
 
 
 class CarriedState:
-    """Write nodes that store what goes from step to step: in a body, behind the node that makes it, or before a loop.
+    """Write nodes that store a state from step to step: in a body, after the node that makes it, or before a loop.
 
     `value` is the real state; `op` appends a node with one output, and returns the output.
     """
@@ -57,7 +57,7 @@ class CarriedState:
         self.value, self.quantizer, self._op = value, quantizer, op
 
     def op(self, op_type: str, *inputs: ir.Value, name: str, to: int | None = None) -> ir.Value:
-        """Append a node with one output, and return the output; `name` is put behind that of the state."""
+        """Append a node with one output, and return the output; `name` is appended to the state's name."""
         target = {} if to is None else {"to": to}
         return self._op(op_type, *inputs, name=f"{self.quantizer.tensor}/{name}", **target)
 
@@ -85,7 +85,7 @@ def write_loop(context: Context, node: Node) -> Sequence[ir.Value]:
 
 
 def _store(context: Context, body: ir.Graph, made: ir.Value | None, *, tensor: str) -> None:
-    """Let all that reads what a step makes read what is stored of it."""
+    """Let all readers of a step's result read the stored value."""
     maker = None if made is None else made.producer()
     assert made is not None and maker is not None  # noqa: S101  (a state that nothing makes is carried by none)
     last = maker
@@ -109,7 +109,7 @@ def _store(context: Context, body: ir.Graph, made: ir.Value | None, *, tensor: s
 
 
 def _given(context: Context, node: Node, body: ir.Graph) -> list[ir.Value | None]:
-    """The inputs of a loop; first states are stored as those of each step are."""
+    """Return the inputs of a loop; first states are stored like the states of each step."""
     found = [context.real(tensor) for tensor in node.inputs]
     carried = {made_of(body.outputs[node.outputs.index(t)]): t for t in context.topology.loop_of[node.name].carried}
     states = len(node.inputs) - int(node.attr("num_scan_inputs", 0))
@@ -126,14 +126,14 @@ def _given(context: Context, node: Node, body: ir.Graph) -> list[ir.Value | None
 
 
 def _before(context: Context, at: str, op_type: str, *inputs: ir.Value, name: str, to: int | None = None) -> ir.Value:
-    """A node in front of a loop."""
+    """Write a node before a loop."""
     if to is None:
         return context.builder.op(op_type, *inputs, name=f"{at}: {name}")
     return context.builder.op(op_type, *inputs, name=f"{at}: {name}", to=to)
 
 
 def _is_zero(graph: Graph, tensor: str) -> bool:
-    """Whether a first state is nothing but zeros, which every grid has."""
+    """Return whether a first state is all zeros, which every grid has."""
     if graph.is_constant(tensor):
         return not np.any(graph.constant(tensor))
     maker = graph.producers.get(tensor)

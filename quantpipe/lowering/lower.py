@@ -48,7 +48,7 @@ class Rendered:
     """A written graph. `integers`: float tensor -> name of the value that holds its integers in `model`.
 
     `inside`: output in half precision -> name of the float32 value that is cast to it. `inexact`: why the form does not
-    compute what the plan says; None where it does.
+    compute the plan's numbers; None where it does.
     """
 
     model: ir.Model = field(repr=False)
@@ -58,7 +58,7 @@ class Rendered:
 
 
 class Dialect(Protocol):
-    """How one output form writes things. Every method appends nodes to `context.builder` and returns the result."""
+    """Declare how one output form writes things; methods append nodes to `context.builder` and return the result."""
 
     name: str
     ops: Mapping[str, Lowering]
@@ -82,7 +82,7 @@ class Dialect(Protocol):
         ...
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Write integers stored at the scale of `tensor` at that of `target`: Q(DQ(q)) in float32."""
+        """Write integers stored at the scale of `tensor` at the scale of `target`: Q(DQ(q)) in float32."""
         ...
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
@@ -94,11 +94,11 @@ class Dialect(Protocol):
         ...
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write a node that multiplies real numbers by an integer weight; the result must bear the tensor's name."""
+        """Write a node that multiplies floats by an integer weight; the result must have the tensor's name."""
         ...
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
-        """Write the product of a loop's state by an integer weight into its body; real numbers, float32.
+        """Write the product of a loop's state by an integer weight into its body; floats, float32.
 
         A realized form names its nodes `quantize`, `clip` (where there is one), `sums` and `real`: the comparison shows
         what these compute (`show_loops.py`).
@@ -106,7 +106,7 @@ class Dialect(Protocol):
         ...
 
     def store_state(self, context: Context, state: CarriedState) -> ir.Value:
-        """Write what a step of a loop makes as it is stored for the next; real numbers, float32.
+        """Write the result of a loop's step as it is stored for the next; floats, float32.
 
         A realized form names its nodes `quantize` and `real`.
         """
@@ -122,11 +122,11 @@ class Dialect(Protocol):
 
     @property
     def inexact(self) -> str | None:
-        """Return why what is written does not compute what the plan says; None where it does."""
+        """Return why the written model does not compute the plan's numbers; None where it does."""
         ...
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return the options without which a session would compute something else than the plan says.
+        """Return the options without which a session would compute other numbers than the plan.
 
         The model carries them.
         """
@@ -134,7 +134,7 @@ class Dialect(Protocol):
 
 
 class Context:
-    """What a lowering sees: the graph, the plan, the builder, and every tensor in the form it asks for."""
+    """Hold a lowering's inputs: the graph, the plan, the builder, and every tensor in the requested form."""
 
     def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> None:
         names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs} | {*graph.constant_names()}
@@ -298,7 +298,7 @@ def render(
 
 
 def _held_in(plan: QuantPlan, tensor: str) -> str:
-    """The NumPy type of a stored tensor, which is narrower than its group's where the plan gives it fewer bits."""
+    """Return the NumPy type of a stored tensor, narrower than its group's if the plan gives it fewer bits."""
     return np.dtype(plan.quantizers[tensor].dtype.numpy).name
 
 

@@ -1,4 +1,4 @@
-"""Subtract what saturating pairs of products take away from an accumulator, in both graphs.
+"""Subtract the loss of saturating pairs of products from an accumulator, in both graphs.
 
 Each such pair is computed by itself, and what it has beyond int16 is subtracted.
 """
@@ -49,7 +49,7 @@ def pair_excess(
 
 
 def _gathering(pairs: Pairs, outputs: int) -> Any:
-    """Ones that add each pair to its output channel."""
+    """Return ones that add each pair to its output channel."""
     ones = np.zeros((outputs, len(pairs.owner)), np.float32)
     ones[pairs.owner, np.arange(len(pairs.owner))] = 1.0
     if pairs.weight.ndim == 2:

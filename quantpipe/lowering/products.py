@@ -137,7 +137,7 @@ def limited(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> 
 
 
 def _wrapped(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> ir.Value:
-    """The low bits of sums, of a width that no type has: m = v mod 2^b, less 2^b from 2^(b-1) on.
+    """Return the low bits of sums, of a width that no type has: m = v mod 2^b, less 2^b from 2^(b-1) on.
 
     Nothing is added before the remainder is taken, so nothing can overflow here.
     """
@@ -153,7 +153,7 @@ def _wrapped(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) ->
 def _data_parts(
     writer: IntegerWriter, name: str, q: Quantizer, stored: ir.Value
 ) -> list[tuple[int, ir.Value, ir.Value | None]]:
-    """(factor, 8-bit values, zero point) of each part."""
+    """Return (factor, 8-bit values, zero point) of each part."""
     if q.dtype.bits <= 8:
         narrow = writer.cast(stored, q.dtype.numpy, f"{name}/stored")
         return [(1, narrow, writer.constants(f"{q.tensor}/zero8", np.asarray(q.zero_point, q.dtype.numpy)))]
@@ -171,7 +171,7 @@ def _data_parts(
 
 
 def _weight_parts(values: Array, channel_axis: int) -> list[tuple[int, Array]]:
-    """(factor, int8 values) of each part; the low byte is signed, so a high one beyond int8 is shared by several."""
+    """Return (factor, int8 values) of each part; the low byte is signed, so a high one beyond int8 is split."""
     if values.dtype == np.int8:
         return _fitting(1, values, channel_axis)
     whole = values.astype(np.int32)
@@ -186,7 +186,7 @@ def _weight_parts(values: Array, channel_axis: int) -> list[tuple[int, Array]]:
 
 
 def _fitting(factor: int, values: Array, channel_axis: int) -> list[tuple[int, Array]]:
-    """The part as it is, or cut into digits of base 16 where the sums of its products could leave int32."""
+    """Return the part as it is, or cut into digits of base 16 where the sums of its products could leave int32."""
     sums = np.abs(values.astype(np.int64)).sum(axis=tuple(a for a in range(values.ndim) if a != channel_axis))
     if int(np.max(sums, initial=0)) * BYTE_PEAK <= DType.INT32.qmax:
         return [(factor, values)]

@@ -49,7 +49,7 @@ def _shift(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Va
 
 
 def _shift_right(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
-    """(a + (2^b >> 1)) >> b on unsigned integers."""
+    """Write (a + (2^b >> 1)) >> b on unsigned integers."""
     b, one = writer.builder, writer.constants("one_uint64", np.uint64(1))
     count = writer.cast(_second(writer, step, given, name), np.uint64, f"{name}/count")
     power = b.op("BitShift", one, count, name=f"{name}/power", direction="LEFT")
@@ -67,7 +67,7 @@ def _shift_left(writer: IntegerWriter, step: Step, given: Values, name: str) -> 
 
 
 def _table(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
-    """Gather. Entries are kept in 32 bits where they fit, since tables of 16-bit codes are long."""
+    """Write Gather, with entries in 32 bits if they fit, since tables of 16-bit codes are long."""
     entries = _numbers(step)
     fits = np.all(np.abs(entries) < 1 << 31)
     table = writer.constants(f"{name}/table", entries.astype(np.int32) if fits else entries)
@@ -81,7 +81,7 @@ def _clip(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Val
 
 
 def _max_over(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
-    """In float64, which holds every operand."""
+    """Write the maximum in float64, which holds every operand."""
     b, real = writer.builder, writer.cast(given[0], np.float64, f"{name}/double")
     if b.opset < AXES_ARE_INPUTS:
         found = b.op("ReduceMax", real, name=f"{name}/max", axes=list(step.axes), keepdims=1)
@@ -102,7 +102,7 @@ def _squeeze(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.
 
 
 def _bits(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
-    """How many powers of two are no greater: compared with all of them along an axis of its own, and counted."""
+    """Return how many powers of two are no larger: compared with all of them along an axis of its own, and counted."""
     b, last = writer.builder, writer.constants("last_axis", np.asarray([-1], np.int64))
     powers = writer.constants("powers_of_two", np.int64(1) << np.arange(63, dtype=np.int64))
     apart = b.op("Unsqueeze", given[0], last, name=f"{name}/apart")
@@ -112,7 +112,7 @@ def _bits(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Val
 
 
 def _sqrt(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
-    """Floor of the square root in float64, which is the exact whole number below 2^52."""
+    """Write the floor of the square root in float64, which is the exact integer below 2^52."""
     b, real = writer.builder, writer.cast(given[0], np.float64, f"{name}/double")
     root = b.op("Floor", b.op("Sqrt", real, name=f"{name}/root"), name=f"{name}/floor")
     return writer.cast(root, np.int64, name)

@@ -1,4 +1,4 @@
-"""Let loops show what is inside of them, which no tensor of the graph shows, in a copy of a model to compare."""
+"""Add outputs for the inner values of loops, which no tensor of the graph shows, to a copy of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HANDED_ON = ("made", "codes", "real")
 
 @dataclass(frozen=True)
 class ShownState:
-    """Name the outputs that show what a step hands on: as it is made, its codes, what they come to.
+    """Name the outputs of a state that a step passes on: as it is made, its codes, their float values.
 
     `node` is the loop, `tensor` its output that shows the state, whose quantizer it has.
     """
@@ -28,7 +28,7 @@ class ShownState:
 
     @property
     def at(self) -> str:
-        """Return what the nodes of the body that make it are named after."""
+        """Return the name prefix of the nodes of the body that make it."""
         return self.tensor
 
     @property
@@ -51,7 +51,7 @@ class ShownProduct(ShownState):
 
     @property
     def at(self) -> str:
-        """Return what the nodes of the body that make it are named after."""
+        """Return the name prefix of the nodes of the body that make it."""
         return self.product.node
 
 
@@ -84,7 +84,7 @@ def show_loops(model: ir.Model, topology: Topology, plan: QuantPlan) -> ShownLoo
 
 
 def _shown_by(body: ir.Graph, shown: ShownLoops) -> None:
-    """More outputs of a body, for each step of each product, then of each state that is handed on."""
+    """Return more outputs of a body, for each step of each product, then of each state that a step passes on."""
     inner = {node.name: node for node in body}
     for one in shown.products:
         at = one.at

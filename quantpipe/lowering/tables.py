@@ -1,7 +1,7 @@
-"""Write the rows that a node looks up in a table of integers, as real numbers: q · scale + offset.
+"""Write the rows that a node looks up in a table of integers, as floats: q · scale + offset.
 
-The rows are looked up as integers, and so are their numbers; the arithmetic is on what was found. (A DequantizeLinear
-of the whole table in front of the node would dequantize all of it in every run.)
+The rows are looked up as integers, and so are their numbers; the arithmetic is on the results. (A DequantizeLinear of
+the whole table before the node would dequantize all of it in every run.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def look_up(context: Context, node: Node) -> ir.Value:
 
 
 def _number(context: Context, node: Node, table: RowTable, which: str, *, places: ir.Value | None) -> ir.Value:
-    """The scale or the offset of each row found, shaped to broadcast against it."""
+    """Return the scale or the offset of each row found, shaped to broadcast against it."""
     values = table.scale if which == "scale" or table.offset is None else table.offset
     half = table.numbers is TableNumbers.FLOAT16
     shaped = values.reshape([-1] + [1] * (len(table.shape) - 1)).astype(np.float16 if half else np.float32)

@@ -1,8 +1,8 @@
 """Write transposed convolutions in integers, carried by integer-valued float32.
 
-onnxruntime has no integer kernel of them. Every product and partial sum is a whole number. Float32 holds whole numbers
-below 2^24 exactly, so the input channels are split into as many parts as keep each part's sums below that, and the
-parts are added in float64.
+onnxruntime has no integer kernel of them. Every product and partial sum is an integer, and float32 holds integers below
+2^24 exactly. So the input channels are split into as many parts as keep each part's sums below that, and the parts are
+added in float64.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parts_of(numbers: QuantPlan, plan: Accumulate, kernel: Kernel) -> list[slice
         count += 1
     raise HardwareError(
         f"the sums of one input channel may reach {worst}, and the transposed convolution runs in float32, which is "
-        f"exact below {EXACT}; give its inputs or weights fewer bits, or keep it in float with annotate.float_nodes",
+        f"exact below {EXACT}. Give its inputs or weights fewer bits, or keep it in float with annotate.float_nodes",
         stage="simulate",
         where=kernel.node,
     )

@@ -1,1 +1,1 @@
-"""Numbers that search and evaluation share: outputs beside the float model's, intervals, latency."""
+"""Numbers that search and evaluation share: outputs compared with the float model's, intervals, latency."""

@@ -1,7 +1,7 @@
-"""Average precision of detections beside objects, as COCO counts it: over ten overlaps, 101 recalls, all classes.
+"""Average precision of detections against objects, as COCO counts it: over ten overlaps, 101 recalls, all classes.
 
-It serves the agreement with the float model, which is measured for every candidate of a search. What is said of labels
-is counted by COCO's own package (`metrics/coco.py`), which a test holds this module against.
+It serves the agreement with the float model, which is measured for every candidate of a search. COCO's own package
+counts the results on labels (`metrics/coco.py`), and a test compares this module with it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def mean_average_precision(pictures: Sequence[Matches]) -> float | None:
 
 
 def _average_precision(right: NDArray[np.bool_], count: int) -> float:
-    """Of one class with `count` objects, the mean over the overlaps. `right` `[overlaps, n]`, surest first."""
+    """Return the mean over the overlaps for one class with `count` objects; `right` `[overlaps, n]`, surest first."""
     if not right.shape[1]:
         return 0.0
     hits = np.cumsum(right, axis=1)

@@ -1,8 +1,8 @@
-"""Which outputs of a model are boxes, scores and classes: as the user says, or as shapes and structure tell.
+"""Find a model's outputs of boxes, scores and classes: by the user's settings, or by shapes and structure.
 
-What is told without the user is a guess, so it comes with a sentence that says what was guessed and which keys say
-otherwise. Of a model that may be no detector it is made only where the structure leaves no doubt: a box of four numbers
-joined with scores that another op makes, or an output of boxes beside one of scores for the same places.
+A result without the user's settings is a guess, so it comes with a sentence that names the guess and the keys that
+change it. A model that may be no detector is only taken for one if the structure leaves no doubt. That is a box of four
+numbers joined with scores that another op makes, or an output of boxes and an output of scores for the same places.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BOX = 4
 
 @dataclass(frozen=True)
 class DetectionOptions:
-    """The section `detections` of the configuration as it was read; conf/config.yaml says what each key means."""
+    """Hold the section `detections` of the configuration as it was read; conf/config.yaml describes each key."""
 
     boxes: str = AUTO
     scores: str | None = None
@@ -78,7 +78,7 @@ def layout_by(options: DetectionOptions, graph: Graph, *, decides: bool) -> Dete
             raise ConfigError(
                 "is auto, and no output looks like boxes and scores: the model gives "
                 + ", ".join(f"{o.name} {list(graph.shapes.get(o.name, ()))}" for o in graph.outputs)
-                + "; give the output that holds the boxes, or entries of it such as output0@0:4, and "
+                + ". Give the output that holds the boxes, or entries of it such as output0@0:4, and "
                 "detections.scores",
                 where="detections.boxes",
             )
@@ -101,13 +101,13 @@ def _said(layout: DetectionLayout) -> str:
     chance = "" if layout.objectness is None else f", times {layout.objectness.text}"
     chosen = "as the model chose them" if layout.nms_iou is None else f"suppressed at an overlap of {layout.nms_iou:g}"
     return (
-        f"boxes are read from {layout.boxes.text}, scores from {layout.scores.text}{chance}{classes}, {chosen}, as "
-        "shapes tell; detections.boxes and the keys beside it say otherwise, detections.boxes=none that there are none"
+        f"boxes are read from {layout.boxes.text}, scores from {layout.scores.text}{chance}{classes}, {chosen}. "
+        "This follows from shapes; detections.boxes and related keys override it, and detections.boxes=none disables it"
     )
 
 
 def _given(options: DetectionOptions, graph: Graph) -> DetectionLayout:
-    """By the user's own words; scores that are not named are what follows the boxes in their output."""
+    """Return the layout of the user's settings; unnamed scores are the values after the boxes in their output."""
     rows = options.classes is not None
     boxes = _slice(options.boxes, "boxes", graph, rows=rows)
     if options.scores is None and boxes.last is None:
@@ -128,7 +128,7 @@ def _given(options: DetectionOptions, graph: Graph) -> DetectionLayout:
 
 
 def _slice(text: str, key: str, graph: Graph, *, rows: bool) -> Slice:
-    """What a text names. `rows`: the model gives a row for each object, of which there may be few."""
+    """Return the slice that a text names; `rows`: the model gives a row for each object, of which there may be few."""
     read = _SLICE.fullmatch(text)
     names = [o.name for o in graph.outputs]
     output = text if text in names else (read["output"] if read else text)
@@ -146,7 +146,7 @@ def _slice(text: str, key: str, graph: Graph, *, rows: bool) -> Slice:
 
 
 def _axis(graph: Graph, output: str) -> int:
-    """Along which axis of a sample the values of a place stand: the one of four, else the shorter one."""
+    """Return the axis of a sample along which a place has its values: the one of four, else the shorter one."""
     places, values = _row(graph, output)
     if (places == _BOX) != (values == _BOX):
         return 0 if places == _BOX else 1
@@ -167,7 +167,7 @@ def _guessed(graph: Graph, *, loosely: bool) -> DetectionLayout | None:
 
 
 def _apart(graph: Graph, names: Sequence[str]) -> DetectionLayout | None:
-    """Boxes in one output, scores in another one, and perhaps classes in a third."""
+    """Return the layout of boxes in one output, scores in another one, and perhaps classes in a third."""
     for boxes in (name for name in names if _BOX in _row(graph, name)):
         axis = _axis(graph, boxes)
         places = _row(graph, boxes)[1 - axis]
@@ -190,7 +190,7 @@ def _is_class(graph: Graph, output: str) -> bool:
 
 
 def _together(graph: Graph, output: str, *, loosely: bool) -> DetectionLayout | None:
-    """Boxes and scores that one output holds: in a row for each chosen object, or for each place of a grid."""
+    """Return the layout of one output with boxes and scores: a row per selected object, or per place of a grid."""
     places, values = _row(graph, output)
     if values == _BOX + 2 and is_chosen(graph, output):
         boxes, score, kind = (Slice(output, 1, first, last) for first, last in ((0, 4), (4, 5), (5, 6)))

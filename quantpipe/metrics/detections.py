@@ -1,8 +1,8 @@
-"""What a detector finds, read from its outputs, and how well two models agree on it.
+"""Read a detector's detections from its outputs, and measure how well two models agree on them.
 
-A model gives boxes and scores in one output or in several, as corners or as centre and size, per place of a grid or
-for objects that it has chosen itself. `DetectionLayout` says which; everything behind it sees corners, a score and a
-class for each object.
+A model gives boxes and scores in one output or in several, as corners or as centre and size. They are per place of a
+grid, or for objects that it has selected itself. `DetectionLayout` describes the form; the rest of the code sees
+corners, a score and a class for each object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ PICTURE = 2.0
 class Slice:
     """Name the entries `first` to `last` - 1 (None: to the end) along the axis of values of an output.
 
-    `axis`: where these stand in a sample, 0 or 1; the other axis is that of places. `text`: as the user writes it.
+    `axis`: the axis of the entries in a sample, 0 or 1; the other axis is the axis of places. `text`: as the user
+    writes it.
     """
 
     output: str
@@ -59,7 +60,7 @@ class Slice:
 
 
 def places_and_values(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the two axes of a sample's output, without axes of size 1 behind the first; a single axis is of places."""
+    """Return the two axes of a sample's output, without later axes of size 1; a single axis is the places."""
     if len(shape) == 2:
         return (int(shape[0]), int(shape[1]))
     kept = [int(size) for size in shape if size != 1]
@@ -70,12 +71,12 @@ def places_and_values(shape: Sequence[int]) -> tuple[int, int]:
 class DetectionLayout:
     """Say where in a model's outputs its detections are, and how they are written.
 
-    `scores`: one for each class, or a single one with `classes` beside it. `objectness`: a chance that scores are
-    multiplied by. `background`: the entry of the scores that means nothing. `layout` and `logits`: None until the float
-    model's outputs tell (`resolved`). `nms_iou`: boxes that overlap by more are one object (None: the model has chosen
-    already). `score_above`: from which score on a box of the float model's is an object. `decides`: the objective is
-    about the detections. `relative`: boxes are parts of the picture, and not pixels. `note`: how this is known, where
-    the user did not say it.
+    `scores`: one for each class, or a single one with `classes`. `objectness`: a chance that scores are multiplied by.
+    `background`: the entry of the scores without meaning. `layout` and `logits`: None until the float model's outputs
+    determine them (`resolved`). `nms_iou`: boxes that overlap by more are one object (None: the model has selected
+    already). `score_above`: the score from which a box of the float model's is an object. `decides`: the objective is
+    about the detections. `relative`: boxes are fractions of the picture, and not pixels. `note`: how this is known,
+    where the user did not set it.
     """
 
     boxes: Slice
@@ -115,7 +116,7 @@ class DetectionLayout:
         return tuple(self._of_sample(dict(zip(self.outputs, row, strict=True))) for row in rows)
 
     def objects(self, found: Sequence[Detections]) -> tuple[Detections, ...]:
-        """Return those of a model's detections that count as objects of their pictures."""
+        """Return a model's detections that count as objects of their pictures."""
         return tuple(one.where(one.scores >= self.score_above) for one in found)
 
     def _of_sample(self, row: Mapping[str, Any]) -> Detections:

@@ -1,4 +1,4 @@
-"""What a number of samples lets one know of a share: an interval, and whether it is better than guessing."""
+"""Estimate a share from a number of samples: its interval, and whether it is better than guessing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Decide by what each output of a model is compared, where the user does not say.
 
-Class scores are compared by their divergence, other real numbers by squared error, integers by how many differ. An
-output holds class scores where the graph says so (`oprules.scores`), or where labels are given and it has a value per
-class.
+Class scores are compared by their divergence, other floats by squared error, integers by how many differ. An output
+holds class scores where the graph shows it (`oprules.scores`), or where labels are given and it has a value per class.
 """
 
 from __future__ import annotations
@@ -73,5 +72,5 @@ def automatic(
 
 
 def _per_sample(graph: Graph, output: str) -> bool:
-    """Whether a node makes it with the samples on its first axis, as far as the run on one of them tells."""
+    """Return whether a node makes it with the samples on its first axis, as far as the run on one of them shows."""
     return output in graph.producers and graph.shapes.get(output, ())[:1] == (graph.fixed_batch or 1,)

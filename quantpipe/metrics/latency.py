@@ -67,7 +67,7 @@ def interleaved(
 
 
 def _is_settled(times: tuple[list[float], list[float]], within: float) -> bool:
-    """Whether the median ratio is known, by the quartiles, or so far from 1 that its decimals decide nothing."""
+    """Return whether the median ratio is known, by the quartiles, or so far from 1 that its decimals decide nothing."""
     count = len(times[0])
     if count < ENOUGH_PAIRS:
         return False

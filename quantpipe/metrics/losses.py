@@ -1,15 +1,16 @@
-"""What is lost at each output of a model, in one unit, so that outputs of different kinds can be compared.
+"""Measure the loss of each output of a model in one unit, so that outputs of different kinds can be compared.
 
-Class scores lose their Kullback-Leibler divergence from the float model's, in nats; other real numbers lose squared
-error, as a share of the float output's variance; integers (class indices) lose the share of elements that differ. One
-unit of loss is one nat: a relative squared error counts twice, so that KL 0.02 and an error of 1 % of the variance
-(20 dB) are as strict as each other.
+Class scores lose their Kullback-Leibler divergence from the float model's, in nats. Other floats lose squared error, as
+a share of the float output's variance; integers (class indices) lose the share of elements that differ. One unit of
+loss is one nat. A relative squared error counts twice, so that KL 0.02 and an error of 1 % of the variance (20 dB) are
+equally strict.
 
-An output that joins quantities of different kinds (boxes and scores) loses what the worst of these parts does, each by
-its own variance: the squared error of the whole would be that of the largest.
+An output that joins quantities of different kinds (boxes and scores) has the loss of its worst part, each by its own
+variance. The squared error of the whole output would be the error of its largest part.
 
-A model's loss is the greatest of its outputs' losses, each times its weight. So a loss within the tolerance says that
-every output that counts is, and one output with the weight 1 that holds class scores has the KL divergence itself.
+A model's loss is the maximum of its outputs' losses, each times its weight. So a loss within the tolerance means that
+every counting output is within it, and one output with the weight 1 that holds class scores has the KL divergence
+itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Array = NDArray[Any]
 
 
 class LossKind(StrEnum):
-    """What an output is compared by."""
+    """Name the loss by which an output is compared."""
 
     KL = "kl"
     MSE = "mse"
@@ -44,7 +45,7 @@ UNITS: Mapping[LossKind, float] = {LossKind.KL: 1.0, LossKind.MSE: 2.0, LossKind
 
 @dataclass(frozen=True)
 class OutputLoss:
-    """How one output counts: by what, with which weight, and in which parts (none: as a whole)."""
+    """Hold how one output counts: by which loss, with which weight, and in which parts (empty: as a whole)."""
 
     output: str
     kind: LossKind
@@ -53,7 +54,7 @@ class OutputLoss:
 
     @property
     def factor(self) -> float:
-        """Return what a loss in the kind's own unit counts."""
+        """Return the weight of a loss in the kind's own unit."""
         return self.weight * UNITS[self.kind]
 
     def of(self, reference: Outputs, outputs: Outputs) -> float:
@@ -123,5 +124,5 @@ _OF_KIND: Mapping[LossKind, Callable[[Outputs, Outputs], float]] = {
 
 
 def _pairs(reference: Outputs, outputs: Outputs) -> Iterator[tuple[Array, Array]]:
-    """The samples of both, one by one."""
+    """Yield the samples of both, one by one."""
     yield from ((np.asarray(row), np.asarray(found)) for row, found in zip(reference, outputs, strict=True))

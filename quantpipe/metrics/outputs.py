@@ -1,7 +1,7 @@
 """Numbers that compare a model's outputs with the float model's, and with labels. Pure NumPy.
 
 Where outputs differ in shape from sample to sample (`Outputs` is a tuple), KL is the mean over samples of each sample's
-own mean, so that a long sample counts as much as a short one; squared errors are taken over all elements.
+own mean. So a long sample counts as much as a short one. Squared errors are taken over all elements.
 
 How long an output is may depend on values, as where a decoder goes on until it gives an end. A sample of another shape
 than the float model's is lost: it counts as one that gives the mean of the float output everywhere (`fitted`).
@@ -69,7 +69,7 @@ def _same_shape(row: Array, found: Array) -> bool:
 
 
 def _elements(outputs: Outputs) -> Array:
-    """All elements, float64; `[N, ...]` where the samples have one shape, else one axis."""
+    """Return all elements, float64; `[N, ...]` where the samples have one shape, else one axis."""
     if not isinstance(outputs, tuple):
         return outputs.astype(np.float64)
     return np.concatenate([part.reshape(-1).astype(np.float64) for part in outputs])
@@ -123,7 +123,7 @@ def kl_divergences(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
 
 
 def _divergences(reference: Outputs, outputs: Outputs) -> list[NDArray[np.float64]]:
-    """Of each part, the divergence of each row of class scores."""
+    """Return the divergence of each row of class scores, for each part."""
     distribution, found = is_distribution(reference), []
     for r, o in zip(_parts(reference), _parts(outputs), strict=True):
         p, q = log_probabilities(r, distribution), log_probabilities(o, distribution)

@@ -1,4 +1,4 @@
-"""What each sample gives, so that two runs can be compared on the same ones: classes, and losses to the float model."""
+"""Compute each sample's results, so that two runs can be compared on the same ones: classes and losses."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ Found = Outputs | Mapping[str, Outputs]
 class Compared:
     """State what of a model is compared with the float model.
 
-    `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged beside
-    them. `value_of` is an objective of the user's; `named`: it gets every output of the model. `detections`: where
-    boxes and scores are, where the model is a detector.
+    `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged in
+    addition. `value_of` is an objective of the user's; `named`: it gets every output of the model. `detections`: the
+    layout of boxes and scores, where the model is a detector.
     """
 
     output: str | None = None
@@ -79,12 +79,12 @@ class Reference:
 
     @property
     def own_value(self) -> float | None:
-        """Return what the user's objective gives for the float model itself."""
+        """Return the user's objective of the float model itself."""
         return None if self.value_of is None else user_value(self, self.found)
 
     @cached_property
     def objects(self) -> tuple[Detections, ...]:
-        """Return what the float model is sure of in each sample; nothing where it is no detector."""
+        """Return the float model's sure detections in each sample; nothing where it is no detector."""
         if self.detections is None:
             return ()
         return self.detections.objects(self.detections.found(self.every(self.found)))
@@ -256,7 +256,7 @@ def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
 
 
 def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
-    """Return what a search maximizes.
+    """Return the value that a search maximizes.
 
     It is top1, -kl, -mse, -loss (NaN for accuracy without labels), the agreement of detections, or what the user's
     function gives.

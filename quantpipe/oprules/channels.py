@@ -2,8 +2,8 @@
 
 The tables name the layers that can take a change of channels into their constants, and the ops that let it pass. A
 change of channels is T' = (T - offset) / factor with factor > 0, one of each per channel. The layer that makes T
-divides its rows and shifts its bias, the layers that read T multiply their columns and add what the offset was worth;
-so the function of the network stays as it is. Accuracy recovery changes channels so that they quantize better.
+divides its rows and shifts its bias. The layers that read T multiply their columns and add the effect of the offset, so
+the function of the network stays as it is. Accuracy recovery changes channels so that they quantize better.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Array = NDArray[Any]
 
 
 class ColumnForm(Protocol):
-    """How an op's weight meets the channels of its input. `values` have one entry per input channel."""
+    """Apply changes of input channels to an op's weight. `values` have one entry per input channel."""
 
     axis: int
     """Where the channels of the input are; negative from behind."""
 
     def weight_axis(self, node: Node) -> int | None:
-        """Return where the input's channels lie in the weight; None where a row of it does not see all of them."""
+        """Return the weight's axis of the input channels; None if a row of the weight does not see all of them."""
         ...
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
@@ -58,7 +58,7 @@ class ColumnForm(Protocol):
         ...
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
-        """Return what a constant input of these values gives, one number per output channel.
+        """Return the op's response to a constant input of these values, one number per output channel.
 
         Args:
             node: the layer.
@@ -91,7 +91,7 @@ class ConvColumns:
         return np.asarray((grouped * values.reshape(len(grouped), 1, -1, 1)).reshape(weight.shape))
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
-        """Return what constant inputs `values` `[channels]` give per output channel `[O]`, without padding."""
+        """Return the response to constant inputs `values` `[channels]` per output channel `[O]`, without padding."""
         grouped = self._grouped(node, weight)
         return np.asarray(np.einsum("goik,gi->go", grouped, values.reshape(len(grouped), -1)).reshape(-1))
 
@@ -119,7 +119,7 @@ class DenseColumns:
         return np.asarray(self._turned(node, self._turned(node, weight) * values[:, None]))
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
-        """Return what constant inputs `values` `[channels]` give per output feature `[O]`."""
+        """Return the response to constant inputs `values` `[channels]` per output feature `[O]`."""
         return np.asarray(values @ self._turned(node, weight))
 
     def _turned(self, node: Node, weight: Array) -> Array:
@@ -156,7 +156,7 @@ class ChannelPassthrough:
 
 
 def _flattened(node: Node, graph: Graph) -> int:
-    """[N, C, …] -> [N, C·…]: each channel becomes as many features as it has places. Any other shape mixes them."""
+    """Return the factor of [N, C, …] -> [N, C·…]: features per channel; any other shape mixes channels."""
     before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
     if node.inputs[0] in graph.varying or len(after) != 2 or len(before) < 2 or before[0] != after[0]:
         return 0
@@ -186,9 +186,9 @@ PASSAGES: Mapping[str, ChannelPassthrough] = {
 class Affine:
     """Describe an op that ends with a gain and an offset per channel.
 
-    `gain`, `offset`: their ports (None: it has none); `axis`: where the channels lie, negative from behind. `rows`: it
-    divides each row of channels by its size, so that a rotation of the channels passes; `centres`: it takes off their
-    mean first, which only such rotations let pass that keep it.
+    `gain`, `offset`: their ports (None: absent); `axis`: the axis of the channels, negative from the end. `rows`: it
+    divides each row of channels by its size, so that a rotation of the channels passes. `centres`: it subtracts their
+    mean first, and then only rotations that keep the mean pass.
     """
 
     gain: int
@@ -234,7 +234,7 @@ TARGET_SHAPES: Mapping[str, int] = {"Reshape": 1, "Expand": 1}
 
 @dataclass(frozen=True)
 class RowAxes:
-    """Where an op on whole rows says along which axes it works: an attribute, or a constant at a port."""
+    """Hold where an op on whole rows declares its axes: an attribute, or a constant at a port."""
 
     attribute: str
     port: int | None = None

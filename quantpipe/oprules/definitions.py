@@ -1,4 +1,4 @@
-"""Which function a table stands for, in words that need no code of this program: op, attributes, parameters."""
+"""Define the function that a table represents, without code of this program: op, attributes, parameters."""
 
 from __future__ import annotations
 

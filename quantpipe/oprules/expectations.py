@@ -1,4 +1,4 @@
-"""What a model's first layers say of the inputs that they were made for."""
+"""Derive the expected inputs of a model from its first layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantpipe.graph.view import Graph, Node
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """State what a model's first layer says of the values of `tensor`, which `node` (an `op`) reads.
+    """State the values of `tensor` that a model's first layer expects; `node` (an `op`) reads it.
 
     `mean` and `deviation` are those per channel `[C]` in training, channels on axis 1; where no layer remembers them,
     `limit` is the value that the tensor is cut off at.
@@ -50,7 +50,7 @@ def _first(graph: Graph, op: str) -> Expectation | None:
 
 
 def _constant(graph: Graph, node: Node, port: int) -> NDArray[Any] | None:
-    """The value of an input that is an initializer, or made by a Constant."""
+    """Return the value of an input that is an initializer, or made by a Constant."""
     name = node.inputs[port] if port < len(node.inputs) else ""
     if graph.is_constant(name):
         return graph.constant(name)

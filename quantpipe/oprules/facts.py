@@ -42,7 +42,7 @@ def conv_facts(node: Node, graph: Graph) -> Facts:
 
 
 def widest_pad(node: Node, graph: Graph) -> int:
-    """Return the most elements that are added at one side of a map, also where `auto_pad` says how many."""
+    """Return the maximum number of elements added at one side of a map, also where `auto_pad` decides it."""
     if node.attr("auto_pad", "NOTSET") not in ("SAME_UPPER", "SAME_LOWER"):
         return int(max(node.attr("pads", [0]), default=0))
     size, out = graph.shapes[node.inputs[0]][2:], graph.shapes[node.outputs[0]][2:]
@@ -175,8 +175,8 @@ def pad_refuses(node: Node, graph: Graph) -> str | None:
 def gather_unasked(node: Node, graph: Graph) -> str | None:
     """Return why a Gather moves no activations (it reads rows of a constant table), or None.
 
-    In integers all rows of the table have the one scale of the result, which costs precision: a device that wants that
-    says so with `when: {operands: weight}`.
+    In integers all rows of the table have the one scale of the result, which costs precision. A device that needs it
+    requests it by `when: {operands: weight}`.
     """
     return "it looks rows up in a constant table" if graph.is_constant(_input(node, 0)) else None
 
@@ -249,7 +249,7 @@ def resize_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def lookup_refuses(node: Node, graph: Graph) -> str | None:
-    """Return why a function cannot be a table (it is none of exactly one activation), or None."""
+    """Return why a function cannot be a table (it is not of exactly one activation), or None."""
     if any(t and not graph.is_constant(t) for t in node.inputs[1:]):
         return "its second operand is computed at run time"
     try:

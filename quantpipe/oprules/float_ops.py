@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_REAL = "its {} are computed in real numbers; no back end has an exact integer form of it"
-_CELL = "a recurrent cell keeps its state in real numbers from step to step (model.recurrent: as steps, or in a loop)"
+_REAL = "its {} are computed in float; no back end has an exact integer form of it"
+_CELL = "a recurrent cell keeps its state in float between steps (model.recurrent: as steps, or in a loop)"
 _BODY = "its bodies are graphs of their own, which stay in float as a whole"
 _INDEX = "its result is a position or a choice, not a value with a scale"
-_STATISTICS = "it divides by statistics of its own input (mean and variance of real numbers)"
+_STATISTICS = "it divides by statistics of its own input (float mean and variance)"
 _ORDER = "its order of additions is its own, so no integer form is known to be equal"
 _BOTH = "it divides or raises by an activation, which integers of a fixed scale cannot"
 _SUM_OF_MANY = "its sum or product over an axis has no integer kernel on any shipped target"
 _LINEAR = "it mixes neighbours by real weights that depend on the size of the map"
-_TRANSFORM = "it is a signal transform in real numbers"
+_TRANSFORM = "it is a signal transform in float"
 _RANDOM = "its result is random"
 _COMPLEX = "its values are not tensors of numbers (sequence, optional, text)"
 QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
@@ -42,8 +42,8 @@ FLOAT_OPS: Mapping[str, str] = {
          "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
         _STATISTICS,
     ),
-    "BatchNormalization": "its channels are not those of a map (or its numbers are computed at run time), so it could "
-    "not be written as a convolution",
+    "BatchNormalization": "its input has no channels of a map (or its constants are computed at run time), so it "
+    "cannot become a convolution",
     **dict.fromkeys(("Einsum", "CumSum", "CumProd", "Det", "Attention", "RotaryEmbedding", 
                        "MultiHeadAttention"), _ORDER),
     **dict.fromkeys(("Mod", "BitShift"), _BOTH),

@@ -1,8 +1,8 @@
 """Element-wise functions of one activation as tables: what the op gives for each integer that its input can hold.
 
-Between two stored tensors such an op is a function of the stored code alone, so a table says all of it, exactly. Its
-entries are what the float op itself gives for the real values of the codes (measured: onnxruntime's float kernels give
-equal results for equal values wherever they stand in a tensor, docs/ops.md).
+Between two stored tensors such an op is a function of the stored code alone, so a table represents it exactly. Its
+entries are the float op's own results for the real values of the codes. It was measured that onnxruntime's float
+kernels give equal results for equal values at any position in a tensor (docs/ops.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FunctionOf:
         return table, self.axis, low, high, bool(defined.all())
 
     def _parameter(self, value: NDArray[Any]) -> NDArray[Any]:
-        """Scalars as they are, one value per channel as a column."""
+        """Return scalars as they are, one value per channel as a column."""
         if self.axis is None:
             return value.reshape(())
         return value.reshape(-1, 1)

@@ -1,7 +1,7 @@
-"""What the body of a loop (Scan) multiplies by constants: products of a state, which carries what the step before made.
+"""Find products of a state by constants in the body of a loop (Scan); a state comes from the step before.
 
-A hidden state is read by a product as it is, or with a gate of 0 to 1 in front (a GRU that resets before its product).
-All that a product reads so lies in the range of the states, which the loop shows step by step as one of its outputs.
+A hidden state is read by a product as it is, or after a gate of 0 to 1 (a GRU that resets before its product). All such
+inputs of a product are in the range of the states, which the loop shows step by step as one of its outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 class LoopProducts:
     """Hold what a loop multiplies: the output that shows all states, and the body's products by node and constant.
 
-    `others`: outputs that show what else of real numbers goes from step to step; `unseen`: how many no output shows.
+    `others`: outputs that show the other floats that go from step to step; `unseen`: how many no output shows.
     """
 
     state: str
@@ -70,7 +70,7 @@ def products_of(node: Node, graph: Graph) -> LoopProducts | None:
 
 
 def _shown(node: Node, body: ir.Graph, place: int, states: int) -> str | None:
-    """The output of a loop that shows every value of a state."""
+    """Return the output of a loop that shows every value of a state."""
     made = made_of(body.outputs[place])
     if made is None or made.producer() is None:
         return None  # the step before had it already
@@ -79,7 +79,7 @@ def _shown(node: Node, body: ir.Graph, place: int, states: int) -> str | None:
 
 
 def name_of(inner: ir.Node) -> str:
-    """Return the name of a node of a body: that of its result where it has none, as other exporters leave it."""
+    """Return the name of a node of a body; its result's name if it has no name, as other exporters leave it."""
     return inner.name or inner.outputs[0].name or ""
 
 
@@ -93,7 +93,7 @@ def multiplied(node: Node, graph: Graph) -> Mapping[str, int]:
 
 
 def _constant(inner: ir.Node, graph: Graph) -> str | None:
-    """The matrix of the graph around a body that one of its nodes multiplies by."""
+    """Return the matrix of the graph around a body that one of its nodes multiplies by."""
     if inner.op_type != "MatMul" or inner.domain:
         return None
     name = (inner.inputs[1].name if inner.inputs[1] is not None else None) or ""
@@ -102,7 +102,7 @@ def _constant(inner: ir.Node, graph: Graph) -> str | None:
 
 
 def _state_of(value: ir.Value | None, carried: Mapping[ir.Value, int]) -> int | None:
-    """The state that a value is, or is made from by a gate."""
+    """Return the state that a value is, or is made from by a gate."""
     if value is None:
         return None
     if value in carried:
@@ -125,7 +125,7 @@ def _is_gate(value: ir.Value | None) -> bool:
 
 
 def made_of(value: ir.Value | None) -> ir.Value | None:
-    """Return what a step makes, behind the choices between it and what a sample that has ended keeps or shows."""
+    """Return the result of a step, after the choices between it and the value of a sample that has ended."""
     while value is not None and (maker := value.producer()) is not None:
         if maker.op_type in SHAPES:
             value = maker.inputs[0]

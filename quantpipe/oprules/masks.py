@@ -1,4 +1,4 @@
-"""Ops by which values of very different size come to stand in one tensor."""
+"""Find ops by which values of very different size meet in one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an accumulating op reads its data as a matrix product: rows of inputs against a matrix of weights, per group.
+"""Express an accumulating op as a matrix product: rows of inputs times a matrix of weights, per group.
 
 out[g, o, n] = Σ_k rows[g, k, n] · weight[g, o, k]. Accuracy recovery works on this form and needs nothing else of an
 op.
@@ -78,7 +78,7 @@ class Rows(Protocol):
         ...
 
     def read_output(self, array: Array) -> Array:
-        """Return what stands at the places of the rows in the op's output.
+        """Return the values at the places of the rows in the op's output.
 
         Args:
             array: a tensor in the shape of the output.
@@ -91,10 +91,10 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WindowRows:
-    """Hold where the taps of each chosen window lie in its flattened map, `[T, n]`, for each sample of a batch.
+    """Hold the places of each chosen window's taps in its flattened map, `[T, n]`, for each sample of a batch.
 
-    The place just behind the end stands for an element outside the map. `outputs`: where the windows' results lie in
-    theirs, `[n]`.
+    The place just after the end represents an element outside the map. `outputs`: the places of the windows' results in
+    their maps, `[n]`.
     """
 
     groups: int
@@ -239,7 +239,7 @@ class _Window:
         return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
 
     def placement(self, node: Node, size: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Leading pads and output size (ONNX: pads hold all begins, then all ends)."""
+        """Return leading pads and output size (ONNX: pads hold all begins, then all ends)."""
         auto, strides = node.attr("auto_pad", "NOTSET"), self.strides
         if auto in ("SAME_UPPER", "SAME_LOWER"):
             out = [-(-n // s) for n, s in zip(size, strides, strict=True)]
@@ -250,7 +250,7 @@ class _Window:
         return begin, [(n + b + e - k) // s + 1 for n, b, e, k, s in spans]
 
     def transposed_placement(self, node: Node, size: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Leading pads and output size of a transposed convolution, by the formulas of its ONNX specification."""
+        """Return leading pads and output size of a transposed convolution, by the formulas in its ONNX spec."""
         auto = node.attr("auto_pad", "NOTSET")
         extra = node.attr("output_padding", [0] * len(size))
         full = [(n - 1) * s + x + k for n, s, x, k in zip(size, self.strides, extra, self.span, strict=True)]
@@ -293,6 +293,6 @@ def _window_rows(
 
 
 def _some(samples: int, out: Sequence[int], count: int, rng: np.random.Generator) -> Places:
-    """Places of the flattened output, all different."""
+    """Return places of the flattened output, all different."""
     total = samples * int(np.prod(out))
     return rng.choice(total, size=min(count, total), replace=False)

@@ -1,7 +1,7 @@
 """Say which tensors around a node must have their channels mixed together for the node to do what it did.
 
-An addition does the same to mixtures of channels as to channels, and so does what only moves rows, joins them, or
-averages over them: T' = M T before it is T' = M T behind it. Nodes that act on single channels in different ways, or on
+An addition does the same to mixtures of channels as to channels, and so do ops that only move rows, join them, or
+average over them: T' = M T before it is T' = M T after it. Nodes that act on single channels in different ways, or on
 the axis of the channels itself, do not.
 """
 
@@ -57,7 +57,7 @@ def _pair(tensor: str, data: str, result: str, axis: int, *, other: int) -> Ends
 
 
 def _added(node: Node, graph: Graph, tensor: str, axis: int) -> Ends | None:
-    """Terms of one shape, or rows that are broadcast: then the channels lie last in each of them."""
+    """Return terms of one shape, or broadcast rows, whose channels are the last axis of each."""
     ends = (*node.inputs, *node.outputs)
     shapes = [graph.shapes[end] for end in ends]
     if len(set(shapes)) == 1:
@@ -69,7 +69,7 @@ def _added(node: Node, graph: Graph, tensor: str, axis: int) -> Ends | None:
 
 
 def _viewed(here: tuple[int, ...], there: tuple[int, ...], axis: int) -> int | None:
-    """Return where an axis lies in another view of the same values; None where the view takes it apart."""
+    """Return an axis in another view of the same values; None if the view splits it."""
     before = prod(here[:axis])
     for place, size in enumerate(there):
         if size == here[axis] and prod(there[:place]) == before:

@@ -1,7 +1,7 @@
 """Tell from a graph which parts of an output are quantities of their own: boxes and scores that one Concat joins.
 
-A squared error over all of such an output is that of the largest part. A detector whose boxes go up to 640 and whose
-scores go up to 1 may lose every score, and the output still is 40 dB from the float model's.
+A squared error over such an output is the error of its largest part. A detector whose boxes go up to 640 and whose
+scores go up to 1 may lose every score, and the output is still 40 dB from the float model's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parts_of(graph: Graph, output: str) -> tuple[Part, ...]:
 
 
 def _pieces(graph: Graph, tensor: str, axis: int) -> tuple[_Piece, ...]:
-    """What fills an axis of a tensor, in order."""
+    """Return the pieces of an axis of a tensor, in order."""
     whole, here = tensor, axis
     while (node := graph.producers.get(tensor)) is not None:
         if node.op in JOINING:
@@ -94,7 +94,7 @@ def _one(graph: Graph, tensor: str, axis: int) -> tuple[_Piece, ...]:
 
 
 def _alike(branches: Sequence[tuple[_Piece, ...]]) -> tuple[_Piece, ...]:
-    """The pieces of the first branch, where all are divided alike."""
+    """Return the pieces of the first branch, where all are divided alike."""
     forms = {tuple((piece.made_by, piece.size) for piece in branch) for branch in branches}
     return branches[0] if len(forms) == 1 else ()
 
@@ -111,7 +111,7 @@ def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def _made_by(graph: Graph, tensor: str) -> str:
-    """The op behind everything that only moves values."""
+    """Return the op before all moves of values."""
     while (node := graph.producers.get(tensor)) is not None:
         rule = rule_of(node)
         if rule is None or rule.family is not Family.MOVE:
@@ -121,7 +121,7 @@ def _made_by(graph: Graph, tensor: str) -> str:
 
 
 def _axis_before(graph: Graph, node: Node, axis: int) -> int | None:
-    """Which axis of what a move reads is this one of its result, where all of it is moved."""
+    """Return the input axis of a move for this axis of its result, where all of it is moved."""
     if node.op in VIEWS:
         shapes = [graph.shapes.get(t, ())[: axis + 1] for t in (node.inputs[0], node.outputs[0])]
         if all(shapes) and shapes[0] == shapes[1] and None not in shapes[0]:

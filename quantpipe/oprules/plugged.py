@@ -12,13 +12,13 @@ from quantpipe.oprules.rule import Family, OpRule
 
 
 def plugged_rule(name: str) -> OpRule | None:
-    """Return the row of an installed op by its qualified name; None where there is none."""
+    """Return the row of an installed op by its qualified name; None for an unknown name."""
     op = extend.op_of(name)
     return None if op is None else _rule(op, name)
 
 
 def facts_of(op: DeviceOp, node: Node, graph: Graph) -> NodeFacts:
-    """Return what a plug-in op is told of a node."""
+    """Return the facts of a node for a plug-in op."""
     named = dict(zip(op.inputs, node.inputs, strict=False))
     return NodeFacts(
         node.name,
@@ -50,7 +50,7 @@ def _macs(op: DeviceOp, name: str, node: Node, graph: Graph) -> int:
 
 
 def _refuses(op: DeviceOp, name: str, node: Node, graph: Graph) -> str | None:
-    """A constant that is computed at run time, an absent activation, or the package's own reason."""
+    """Return a constant that is computed at run time, an absent activation, or the package's own reason."""
     for wanted, tensor in zip(op.inputs, node.inputs, strict=False):
         if tensor and (wanted == op.weight or wanted in op.constants) and not graph.is_constant(tensor):
             return f"its {wanted} is computed at run time, not constant"

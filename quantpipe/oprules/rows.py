@@ -43,7 +43,7 @@ class Normalization:
 
 
 def row_axes(node: Node, graph: Graph) -> tuple[int, ...]:
-    """Return the axes of one row, from 0 on: those of a normalization from `axis` on, else the one axis."""
+    """Return the axes of one row, from 0 on: all from `axis` on for a normalization, else the one axis."""
     rank = len(graph.shapes[node.inputs[0]])
     if node.op == "InstanceNormalization":
         return tuple(range(2, rank))
@@ -111,7 +111,7 @@ def instance_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def normalization(node: Node, graph: Graph) -> Normalization:
-    """Return what a normalization computes."""
+    """Return the mathematical form of a normalization."""
     rank, axes = len(graph.shapes[node.inputs[0]]), row_axes(node, graph)
     instance = node.op == "InstanceNormalization"
 

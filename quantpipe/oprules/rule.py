@@ -14,17 +14,17 @@ from quantpipe.types import FunctionKind
 
 
 class Family(StrEnum):
-    """What an op does to scales.
+    """Name an op's effect on scales.
 
     ACCUMULATE  sums of products with a constant: result scale = s_x·s_w (per channel where s_w is)
     SUM         operands must come to one scale
     PRODUCT     element-wise product: result scale = s_a·s_b
     AVERAGE     sum over a window: result scale = s_x / count
     MOVE        moves or selects values: same scale in and out
-    CLAMP       same scale, bounded: can be swallowed by the producer's clamp
+    CLAMP       same scale, bounded: can be fused into the producer's clamp
     LOOKUP      element-wise function of one activation: a table over its codes
-    ROWS        function of a whole row (Softmax, normalizations): integers where the device says how it forms it
-    DEVICE      an op of a plug-in package, which says itself what it does to scales
+    ROWS        function of a whole row (Softmax, normalizations): integers if the hardware file defines how
+    DEVICE      an op of a plug-in package, which defines its own effect on scales
     """
 
     ACCUMULATE = "accumulate"
@@ -39,7 +39,7 @@ class Family(StrEnum):
 
 
 class Winner(StrEnum):
-    """Whose range stands for a same-scale class."""
+    """Name the operand whose range represents a same-scale class."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -52,7 +52,7 @@ Facts = dict[str, int | str]
 
 
 def never(node: Node, graph: Graph) -> str | None:
-    """Return None: no node of the op is refused."""
+    """Return None: every node of the op is accepted."""
     return None
 
 

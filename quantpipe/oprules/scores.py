@@ -29,7 +29,7 @@ def is_normalized(graph: Graph, output: str) -> bool:
 
 
 def _normalized(graph: Graph, tensor: str) -> bool:
-    """Whether a normalization over the last axis made it."""
+    """Return whether a normalization over the last axis made it."""
     axis = len(graph.shapes.get(tensor, ())) - 1
     while axis >= 0 and (node := graph.producers.get(tensor)) is not None:
         if node.op in NORMALIZED:
@@ -56,7 +56,7 @@ def axis_before(graph: Graph, node: Node, axis: int) -> int | None:
 
 
 def _readers(graph: Graph, tensor: str) -> list[tuple[Node, int]]:
-    """Who reads it, also behind moves that leave the last axis alone."""
+    """Return its readers, also after moves that keep the last axis."""
     found, pending = [], [tensor]
     while pending:
         for node, port in graph.consumers.get(pending.pop(), ()):
@@ -68,11 +68,11 @@ def _readers(graph: Graph, tensor: str) -> list[tuple[Node, int]]:
 
 
 def _scored_by(graph: Graph, node: Node, port: int) -> bool:
-    """Whether a node takes the last axis of what it reads for classes."""
+    """Return whether a node treats the last axis of its input as classes."""
     last = len(graph.shapes.get(node.inputs[port], ())) - 1 if port < len(node.inputs) else -1
     return node.op in READERS and last >= 0 and _axis(node, graph, node.inputs[port]) == last
 
 
 def _axis(node: Node, graph: Graph, tensor: str) -> int:
-    """The axis of a tensor that a node works along, from 0 on."""
+    """Return the axis of a tensor that a node works along, from 0 on."""
     return int(node.attr("axis", 0 if node.op == "ArgMax" else -1)) % max(len(graph.shapes.get(tensor, ())), 1)

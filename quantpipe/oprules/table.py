@@ -133,7 +133,7 @@ _OWN: Mapping[str, OpRule] = {
 
 
 class _Rules(Mapping[str, OpRule]):
-    """The rows of our own ops, then those of installed plug-in packages (with their domain in the name)."""
+    """Map the rules of our own ops, then of installed plug-in packages (with their domain in the name)."""
 
     def __getitem__(self, op: str) -> OpRule:
         found = _OWN.get(op) or plugged_rule(op)

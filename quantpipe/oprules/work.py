@@ -1,8 +1,7 @@
 """Count the multiply-accumulates of ops that have no row in OP_RULES.
 
 These are recurrent cells, attention, Einsum, deformable convolutions, and products that are integers already. They stay
-in float here, and count where a model's work is counted: what runs in integers is a share of all of it. Shapes are
-those of one sample.
+in float here, and count in a model's work: the integer share is a share of all of it. Shapes are shapes of one sample.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Work = Callable[[Node, Graph], int]
 def multiply_accumulates(node: Node, graph: Graph) -> int:
     """Return the multiply-accumulates of a node per sample.
 
-    The result is 0 for ops that form no sum of products, and for those of which nothing is known (`is_unknown_work`).
+    The result is 0 for ops that form no sum of products, and for unknown ops (`is_unknown_work`).
     """
     rule = rule_of(node)
     if rule is not None:
@@ -45,7 +44,7 @@ def is_unknown_work(node: Node, graph: Graph) -> bool:
 
 
 def _shape(node: Node, graph: Graph, port: int) -> Shape:
-    """Of an input; empty where it is absent."""
+    """Return the shape of an input; empty where it is absent."""
     name = node.inputs[port] if port < len(node.inputs) else ""
     return tuple(graph.shapes.get(name, ())) if name else ()
 
@@ -56,13 +55,13 @@ def _result(node: Node, graph: Graph, port: int = 0) -> Shape:
 
 
 def _recurrent(node: Node, graph: Graph) -> int:
-    """Each step multiplies the input and the state by the weights of all gates and directions."""
+    """Count products of the input and the state with the weights of all gates and directions, for each step."""
     steps = prod(_shape(node, graph, 0)[:2])
     return steps * sum(prod(shape) for port in (1, 2) if (shape := _shape(node, graph, port)))
 
 
 def _loop(node: Node, graph: Graph) -> int:
-    """Each step multiplies a state by the constants that its body reads."""
+    """Count products of a state with the constants that the body reads, for each step."""
     first = len(node.inputs) - int(node.attr("num_scan_inputs", 0))
     return prod(_shape(node, graph, first)[:2]) * sum(multiplied(node, graph).values())
 
@@ -75,7 +74,7 @@ def _convolution(weight: int) -> Work:
 
 
 def _dense(node: Node, graph: Graph) -> int:
-    """Over the axis that both operands share."""
+    """Count products over the axis that both operands share."""
     data = _shape(node, graph, 0)
     return prod(_result(node, graph)) * (data[-2 if node.attr("transA", 0) else -1] if data else 0)
 
@@ -85,7 +84,7 @@ def _in_blocks(node: Node, graph: Graph) -> int:
 
 
 def _einsum(node: Node, graph: Graph) -> int:
-    """A product for each combination of all indices, with one operand fewer than there are."""
+    """Count the combinations of all indices, times the number of operands less one."""
     terms = str(node.attr("equation", "")).replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
     for port, term in enumerate(terms):
@@ -100,14 +99,14 @@ def _einsum(node: Node, graph: Graph) -> int:
 
 
 def _attention(node: Node, graph: Graph) -> int:
-    """Scores of every query by every key, and the values weighted by them: `[…, L, d]`, heads apart or side by side."""
+    """Count scores of every query by every key, and the weighted values: `[…, L, d]`, heads apart or joined."""
     keys = _shape(node, graph, 1)
     length = (keys[-2] if keys else 0) + (past[-2] if (past := _shape(node, graph, 4)) else 0)
     return length * (prod(_shape(node, graph, 0)) + prod(_result(node, graph)))
 
 
 def _multi_head(node: Node, graph: Graph) -> int:
-    """onnxruntime's: keys `[N, L, …]`, or `[N, heads, L, d]`; without them, queries, keys and values in one tensor."""
+    """Count onnxruntime's op: keys `[N, L, …]`, or `[N, heads, L, d]`; without them one tensor holds all three."""
     keys = _shape(node, graph, 1) or _shape(node, graph, 0)
     past = _shape(node, graph, 6)
     length = (keys[2 if len(keys) == 4 else 1] if len(keys) > 1 else 0) + (past[2] if len(past) == 4 else 0)
@@ -126,7 +125,7 @@ def _projected(past: int) -> Work:
 
 
 def _grouped_query(node: Node, graph: Graph) -> int:
-    """Over all keys there are by then: `[N, heads, L, d]`, its second result."""
+    """Count all past and new keys: `[N, heads, L, d]`, its second result."""
     present = _result(node, graph, 1)
     return 2 * (present[2] if len(present) == 4 else 0) * prod(_result(node, graph))
 

@@ -124,7 +124,7 @@ class Advisor:
         return self._judged(job, strategy, overrides)
 
     def _with_more_channels(self, settings: Settings) -> Graph:
-        """The run's network, with the channels split that the run itself does not split."""
+        """Return the run's network, with the channels split that the run itself does not split."""
         before = self._job.settings.annotate.split_channels or {}
         more = {t: c for t, c in (settings.annotate.split_channels or {}).items() if t not in before}
         return with_split_channels(self._job.graph, settings.spec, settings.schema, more)
@@ -144,7 +144,7 @@ class Advisor:
         return calibrate(job, known, loaded)
 
     def _strategy(self, job: RunContext, profile: Profile, change: Change, other: Collection[str]) -> Strategy:
-        """The run's decisions in the space of the changed run; ranges as they were, where they are the same group's."""
+        """Return the run's decisions in the space of the changed run; ranges stay if the scale group is the same."""
         own = self._found.strategy
         found = job.thresholds(profile).strategy(job.space.decode(_point(job, own)))
         if change.anew:
@@ -167,7 +167,7 @@ class Advisor:
 
 
 def _point(job: RunContext, strategy: Strategy) -> Point:
-    """The point of a space that is nearest to what a strategy decides; what it does not know of begins as it does."""
+    """Return the point of a space that is nearest to a strategy; choices unknown to it start as they do."""
     decided = dict(strategy.structure.decided)
     wanted = (
         strategy.bits.get(choice.subject) if choice.kind == ChoiceKind.BITS else decided.get(choice.key)

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from quantpipe.version import __version__
 from quantpipe.annotate.half import beyond_half
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
@@ -52,6 +51,7 @@ from quantpipe.types import (
     by_model,
 )
 from quantpipe.types.choice_key import STRUCTURAL, ChoiceKind
+from quantpipe.version import __version__
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunP
 
 
 def _without_precision(search: SearchReport) -> SearchReport:
-    """The search alone: what was decided before it is a part of its own."""
+    """Return the search alone: what was decided before it is a part of its own."""
     return cast("SearchReport", {name: value for name, value in search.items() if name != "precision"})
 
 
@@ -193,9 +193,9 @@ def _bounded(evaluation: Evaluation) -> dict[str, int]:
 
 
 def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line per split that had samples which cannot be used."""
+    """Return a line per split that had samples which cannot be used."""
     return [
-        f"{len(record['skipped'])} samples of the {role} split cannot be used and were left out; the first: "
+        f"{len(record['skipped'])} samples of the {role} split cannot be used and were skipped; the first: "
         f"{record['skipped'][0]['reason']}"
         for role, record in data.items()
         if record.get("skipped")
@@ -203,10 +203,10 @@ def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _shared(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line per split that held samples of another one."""
+    """Return a line per split that held samples of another one."""
     counts = {role: _count(record.get("duplicates", [])) for role, record in data.items()}
     return [
-        f"{count} samples of the {role} split are also in a split that judges, and were left out of {role} "
+        f"{count} samples of the {role} split are also in a judging split, and were removed from {role} "
         "(dataset.duplicates=drop)"
         for role, count in counts.items()
         if count
@@ -218,7 +218,7 @@ def _count(ranges: Sequence[Sequence[int]]) -> int:
 
 
 def _intervals(evaluation: Evaluation) -> dict[str, Any]:
-    """The 95 % interval of each model's accuracy (Wilson), `[low, high]`; nothing without labels."""
+    """Return the 95 % interval of each model's accuracy (Wilson), `[low, high]`; nothing without labels."""
     models = by_model(evaluation.metrics)
     found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in models.items()}
     return {name: list(interval) for name, interval in found.items() if interval is not None}
@@ -238,7 +238,7 @@ def _search_notes(search: SearchReport) -> list[str]:
 
 
 def _overruled(rules: Sequence[ThresholdRuleRow]) -> list[str]:
-    """A line per rule that another one keeps from tensors it fits first, since these share their scale with others."""
+    """Return a line per rule whose tensors follow another rule, because they share a scale with its tensors."""
     return [
         f"threshold.rules: {row['rule']} does not decide on {', '.join(row['overruled'][:5])}: "
         f"{'it shares its' if len(row['overruled']) == 1 else 'they share their'} scale with tensors that an earlier "
@@ -264,11 +264,11 @@ def shortfall(
     if objective.feasible(best):
         return None
     if objective.open_ended:
-        return "no candidate gave a number as its value (all are NaN); the most precise point is used"
+        return "no candidate has a finite value (all are NaN); the point of highest precision is used"
     head = "no candidate met the objective, and the best one found is used: "
     if objective.cost_limit is not None:
         return (
-            f"{head}the least cost found is {best.cost:.6g} ({objective.cost}), allowed are "
+            f"{head}the lowest cost found is {best.cost:.6g} ({objective.cost}), allowed are "
             f"{objective.cost_limit:.6g} (objective.cost_limit); raise that, or lower annotate.min_bits"
         )
     if objective.metric is Metric.ACCURACY:
@@ -279,7 +279,7 @@ def shortfall(
         )
     elif objective.metric is Metric.DETECTIONS:
         found = (
-            f"it finds what the float model does on {samples} with an average precision of {best.value:.4g}, allowed "
+            f"its average precision compared with the float model is {best.value:.4g} on {samples}, allowed "
             f"is {objective.reference_value - objective.tolerance:.4g} (1 less objective.tolerance="
             f"{objective.tolerance:g})"
         )
@@ -292,7 +292,7 @@ def shortfall(
     elif objective.metric is Metric.AUTO:
         worst = losing_outputs(losses, dict(best.metrics), objective.tolerance)
         found = (
-            f"what it loses on {samples} is {-best.value:.4g}, allowed is {objective.tolerance:g} "
+            f"its loss on {samples} is {-best.value:.4g}, allowed is {objective.tolerance:g} "
             f"(objective.tolerance: KL of class scores, twice a relative squared error)"
             + (f"; {worst}" if worst else "")
         )
@@ -302,7 +302,7 @@ def shortfall(
             f"allowed is {objective.tolerance:g} (objective.tolerance)"
         )
     if doubtful:
-        return f"{head}{found}; see to the samples first, of which the first warning speaks"
+        return f"{head}{found}; check the samples first (see the first warning)"
     return f"{head}{found}; raise objective.tolerance, or try another threshold or schema"
 
 
@@ -310,7 +310,7 @@ _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 
 
 def _data(record: Mapping[str, Any]) -> DataPart:
-    """The part of `data.json` that is worth reading: the indices are there, the names of all skipped samples too."""
+    """Return the part of `data.json` for the report; indices, and names of all skipped samples, stay there."""
     skipped = record.get("skipped", [])
     known = {k: v for k, v in record.items() if k not in ("indices", "skipped", "duplicates")}
     shared = _count(record.get("duplicates", []))
@@ -329,7 +329,7 @@ def _conversions(graph: Graph, topology: Topology) -> ConversionsPart:
 
 
 def _replayed(search: SearchReport) -> dict[str, Any]:
-    """A replay has the search of the strategy's own run; its objective and estimator are not known here."""
+    """Return the search of the strategy's own run; its objective and estimator are not known in a replay."""
     return {"search": search.get("algorithm"), "objective": None, "threshold": None}
 
 

@@ -58,7 +58,7 @@ def calibrate(job: RunContext, stored: Profile | None, loaded: Profile | None = 
 
 
 def _unneeded(job: RunContext, stored: Profile | None) -> Profile:
-    """A profile of no tensors: every range is given."""
+    """Return a profile of no tensors: every range is given."""
     job.console.stage("calibrate", "no run: every range is given")
     if stored is None:
         stored = Profile(job.graph.model_hash, len(job.inputs.calibrate), {})
@@ -113,7 +113,7 @@ def _measured(job: RunContext, tensors: Sequence[str]) -> Profile:
 
 
 def _partial(job: RunContext, tensors: Sequence[str]) -> Partial:
-    """Its state fits only a measurement that is cut into the very same passes."""
+    """Return the kept state, which fits only a measurement that is cut into the very same passes."""
     settings = job.settings.calibrate
     inputs = {**job.calibrated.inputs, "tensors": digest_json(list(tensors))}
     config = {key: getattr(settings, key) for key in ("memory_mb", "statistics", "per_channel")}

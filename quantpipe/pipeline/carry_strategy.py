@@ -78,7 +78,7 @@ def _part(found: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
 def _bits(
     site: ScaleGroup | WeightSite, name: str, given: Mapping[str, Any], made: dict[str, int], *, notes: list[str]
 ) -> None:
-    """The bits of a tensor: the most that an edge of it has in the file, within what the device has."""
+    """Set a tensor's bits: the highest of its edges in the file, within the limits of the device."""
     known = [b for e in site.edges if isinstance(b := given.get(e), int) and not isinstance(b, bool)]
     wanted = max(known, default=site.max_bits)
     found = max(min(wanted, site.widest), min(site.min_bits, site.max_bits))
@@ -98,7 +98,7 @@ def _table_bits(site: TableSite, given: Mapping[str, Any], made: dict[str, int],
 
 
 def _range(group: ScaleGroup, ranges: Mapping[str, Any], made: dict[str, Any]) -> None:
-    """The range of a group: the hull of those that the file has for its tensors."""
+    """Set a group's range: the hull of its tensors' ranges in the file."""
     if group.fixed is not None:
         made[group.key] = {"low": group.fixed.low, "high": group.fixed.high}
         return
@@ -112,10 +112,10 @@ def _ends(value: Any) -> tuple[Any, Any]:
 
 
 def _limits(tensor: str, value: Any, channels: int | None, schema: Schema, *, notes: list[str]) -> Any:
-    """The thresholds of a weight, in the form that the device's scales have."""
+    """Return the thresholds of a weight, in the form that the device's scales have."""
     rows = [_ends(row) for row in (value if isinstance(value, list) else [value])]
     if channels is None and len(rows) > 1:
-        notes.append(f"{tensor} has one scale in place of {len(rows)}, that of its largest channel")
+        notes.append(f"{tensor} has one scale in place of {len(rows)}, for its largest channel")
         rows = [(min(low for low, _ in rows), max(high for _, high in rows))]
     if channels is not None and len(rows) == 1:
         rows = rows * channels
@@ -130,8 +130,8 @@ def _refuse_missing(topology: Topology, made: Mapping[str, Any], spec: HardwareS
     missing = [k for k in (*(g.key for g in topology.groups), *(w.tensor for w in topology.weights)) if k not in made]
     if missing:
         raise ArtifactError(
-            f"it says nothing about {_some(missing)}, which {spec.name} holds in integers; legal is a strategy of a "
-            "device that does so, too, or command=run, which calibrates them",
+            f"it has no entry for {_some(missing)}, which {spec.name} holds in integers; legal is a strategy of a "
+            "device that also does so, or command=run, which calibrates them",
             stage="strategy",
             where=where,
         )

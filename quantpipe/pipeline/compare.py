@@ -13,12 +13,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from quantpipe.version import __version__
 from quantpipe.artifacts import read_json, read_npz, read_text
 from quantpipe.errors import ArtifactError, QuantpipeError
 from quantpipe.metrics.paired import holm, mcnemar, mean_interval, signed_rank
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.types import ComparedRun, CompareReport, DifferenceRow, PairedRow
+from quantpipe.version import __version__
 
 GROUPS = (
     "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "realize",
@@ -169,14 +169,14 @@ def _run(run: Found, label: str, name: str) -> ComparedRun:
 
 
 def _labels() -> Iterator[str]:
-    """A, B, …, Z, AA, AB, …."""
+    """Yield A, B, …, Z, AA, AB, …."""
     for length in count(1):
         for letters in product(string.ascii_uppercase, repeat=length):
             yield "".join(letters)
 
 
 def _rank(run: Found) -> tuple[bool, bool, float, float]:
-    """Those that hold their integers and meet their objective first; then accuracy, or KL without labels; then size."""
+    """Return the sort key: equal integers and a met objective first; then accuracy, or KL without labels; then size."""
     report, metrics = run.report, run.report["metrics"]["realized"]
     right = metrics.get("top1")
     worse = -right if right is not None else metrics["kl"] if metrics.get("kl") is not None else float("inf")
@@ -233,7 +233,7 @@ def _pair(best: Found, run: Found, label: str) -> PairedRow | None:
 
 
 def _configuration(runs: Sequence[Found]) -> list[DifferenceRow]:
-    """Options of groups that differ, then keys of those groups that do not, and of the rest."""
+    """Return differing options of groups, then differing keys of equal groups, and of the rest."""
     rows = _differing([run.choices for run in runs], runs)
     exchanged = {row["key"] for row in rows}
     parts = [
@@ -266,14 +266,14 @@ def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _strategy(whole: Sequence[Found]) -> tuple[list[DifferenceRow], int]:
-    """Choices (bits of tensors and weights, structure) that differ, and how many do not."""
+    """Return differing choices (bits of tensors and weights, structure), and how many are equal."""
     parts = [{f"{c['kind']} {c['key']}": str(c["value"]) for c in run.report.get("choices") or ()} for run in whole]
     rows = _differing(parts, whole)
     return rows, len({key for part in parts for key in part}) - len(rows)
 
 
 def _given(folder: Path) -> dict[str, str]:
-    """The overrides that Hydra has written into the folder of a job."""
+    """Return the overrides that Hydra has written into the folder of a job."""
     try:
         texts = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")) or ()
     except (OSError, ValueError, yaml.YAMLError):

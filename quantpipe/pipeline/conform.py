@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.version import __version__
 from quantpipe.artifacts import Unit, read_json
 from quantpipe.conform.compare import compare_dump
 from quantpipe.conform.describe import Described
@@ -32,6 +31,7 @@ from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.vector_settings import VectorSettings
 from quantpipe.realize import BACKENDS, FILE_FORMS
 from quantpipe.types import DumpReport
+from quantpipe.version import __version__
 
 Array = NDArray[Any]
 NET, PROBES, KIT, FOLDER = "net", "probes", "kit.json", "vectors"
@@ -133,7 +133,7 @@ def _written(
 
 
 def _forms(run: Opened, probe: Probe) -> tuple[dict[str, str], dict[str, tuple[str, bytes]]]:
-    """(tensor -> its value in model.onnx, file -> (form, content)) of a probe in the forms of the run."""
+    """Return (tensor -> its value in model.onnx, file -> (form, content)) of a probe in the forms of the run."""
     settings, described = run.job.settings, probe.described
     graph, topology, plan = described.graph, described.topology, described.network.plan
     made, found, values = provenance(run.job, run.strategy), dict[str, tuple[str, bytes]](), dict[str, str]()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from quantpipe.version import __version__
 from quantpipe.data.subset import First
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.pipeline.calibrate import calibrate
@@ -18,6 +17,7 @@ from quantpipe.pipeline.inspection import Closeness, inspect
 from quantpipe.pipeline.replay import finished_run, replayed_strategy
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import ExplainReport, Profile
+from quantpipe.version import __version__
 
 STAGE = "explain"
 

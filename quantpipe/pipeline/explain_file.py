@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantpipe.version import __version__
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError
@@ -29,6 +28,7 @@ from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, c
 from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import AdviceRow, ExplainReport, Keep, Samples
+from quantpipe.version import __version__
 
 BY_ARITHMETIC = 0.2
 """Of the loss: where the file loses so much more than its scales and integers do, it is its arithmetic."""
@@ -51,7 +51,7 @@ def explain_file(settings: Settings, file: Path, console: Console, options: Expl
 
     Raises ModelError where the file holds no integers, or is of another float model.
     """
-    console.stage("model", f"{file} beside {settings.model}")
+    console.stage("model", f"{file} compared with {settings.model}")
     read = _read(settings, file)
     job = RunContext.of(settings, read.inputs, console)
     with job.files.lock():
@@ -153,19 +153,18 @@ def _doubts(read: _Read, judge: FakeQuantized, now: Measured, before: Measured) 
         plain = ForeignRun(graph, read.other, found, {}, as_written=True)
         written = _as_it_runs(judge, plain, read.inputs.search, graph)
         why = (
-            "its arithmetic (accumulators that overflow, kernels that saturate, an op that is another one than in the "
-            "float model)"
+            "its arithmetic (accumulators that overflow, kernels that saturate, or another op than in the float model)"
             if _more(written, before)
             else f"onnxruntime's optimizations, without which it loses {written.loss:.4g}"
         )
         said.append(
             f"as onnxruntime runs the file it loses {now.loss:.4g}, and its scales and integers alone lose "
-            f"{before.loss:.4g}: the rest comes of {why}, which no other scale mends"
+            f"{before.loss:.4g}. The rest comes from {why}, and other scales do not fix it"
         )
     if found.unread:
         shown = ", ".join(found.unread[:3]) + (f" and {len(found.unread) - 3} more" if len(found.unread) > 3 else "")
         said.append(
-            f"{len(found.unread)} scales of the file belong to no tensor of the float model, or are of single channels "
-            f"of an activation with zero points of their own, and are not measured: {shown}"
+            f"{len(found.unread)} scales of the file are not measured: they belong to no tensor of the float model, or "
+            f"to single channels of an activation with their own zero points. They are {shown}"
         )
     return said

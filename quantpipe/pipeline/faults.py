@@ -1,8 +1,8 @@
 """Describe the faults at the places with the largest losses, as far as the numbers show them.
 
-A share of an error shows how much is lost. The reason follows from more sources: calibration statistics (outliers,
-masks, parts far apart), the plan (a weight whose scale was raised for its bias), values that do not fit their range,
-and sums that overflow.
+A share of an error shows how much is lost. The reason follows from more sources. They are calibration statistics
+(outliers, masks, parts far apart), the plan (a weight whose scale was raised for its bias), values that do not fit
+their range, and sums that overflow.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _overflow(row: CauseRow) -> str:
 
 
 def _range(row: CauseRow) -> str:
-    """A range that leaves out more than rare values."""
+    """Return a range that leaves out more than rare values."""
     before, after = row["before"], row["after"]
     clipped = row["clipping"] is not None and row["rounding"] is not None and row["clipping"] > row["rounding"]
     if before is None or after is None or not clipped or (row["saturated"] or 0.0) < SERIOUS:

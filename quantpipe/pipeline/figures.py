@@ -154,7 +154,7 @@ def _histograms(
 
 
 def _stats(profile: Profile, topology: Topology, tensor: str) -> TensorStats | None:
-    """The statistics of a tensor, or of what its range was taken from."""
+    """Return the statistics of a tensor, or of what its range was taken from."""
     if tensor in profile.tensors:
         return profile.tensors[tensor]
     group = topology.group_of.get(tensor)
@@ -162,7 +162,7 @@ def _stats(profile: Profile, topology: Topology, tensor: str) -> TensorStats | N
 
 
 def _bins(stats: TensorStats) -> tuple[float, float, list[int]]:
-    """The histogram where there are values, in at most `BINS` bins."""
+    """Return the histogram where there are values, in at most `BINS` bins."""
     counts = np.asarray(stats.histogram)
     used = np.flatnonzero(counts)
     first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, len(counts))
@@ -189,7 +189,7 @@ def _confusion(before: NDArray[np.int64], after: NDArray[np.int64]) -> Confusion
 
 
 def _changed(rows: Mapping[str, NDArray[Any]], samples: Samples, graph: Graph) -> list[ChangedSample]:
-    """Some samples that got another class: those that became wrong first."""
+    """Return some samples that got another class, beginning with those that became wrong."""
     before, after, labels = rows["float_class"], rows["found_class"], rows.get("label")
     moved = [int(i) for i in np.flatnonzero(before != after) if i < READ]
     if labels is not None:
@@ -209,7 +209,7 @@ def _changed(rows: Mapping[str, NDArray[Any]], samples: Samples, graph: Graph) -
 
 
 def _images(samples: Samples, graph: Graph, wanted: set[int]) -> dict[int, str]:
-    """A small picture of each wanted sample, where the first input is one of pictures."""
+    """Return a small picture of each wanted sample, where the first input is one of pictures."""
     found: dict[int, str] = {}
     if not wanted or not graph.inputs:
         return found

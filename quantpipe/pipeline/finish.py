@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quantpipe.version import __version__
 from quantpipe.annotate.half import beyond_half
 from quantpipe.artifacts import read_json
 from quantpipe.certify import certificate, proof_summary
@@ -46,6 +45,7 @@ from quantpipe.types import (
     QuantPlan,
     RunReport,
 )
+from quantpipe.version import __version__
 
 
 @dataclass(frozen=True, eq=False)

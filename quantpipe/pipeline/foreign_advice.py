@@ -165,7 +165,7 @@ class ForeignProposals:
 
 
 def _makers(graph: Graph, tensor: str) -> Iterator[str]:
-    """The node that makes a tensor, and what it clamps: a kernel that swallows the clamp stores nothing between."""
+    """Yield the node that makes a tensor, and the node it clamps: a fused clamp stores nothing between."""
     maker = graph.producers.get(tensor)
     while maker is not None:
         yield maker.name
@@ -198,7 +198,7 @@ def _is_symmetric(own: Quantizer) -> bool:
 
 
 def _wide(own: Quantizer) -> Quantizer:
-    """The same range in 2^16 steps."""
+    """Return the same range in 2^16 steps."""
     finer = (2**WIDE - 1) / (own.qmax - own.qmin)
     step, zero = np.asarray(own.scale, np.float64) / finer, round(-own.low * finer)
     return replace(own, scale=np.asarray(step, np.float32), zero_point=zero, bits=WIDE, qmin=0, qmax=2**WIDE - 1)

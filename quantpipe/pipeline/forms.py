@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quantpipe.version import __version__
 from quantpipe.artifacts import digest_json
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.errors import HardwareError
@@ -21,6 +20,7 @@ from quantpipe.pipeline.context import RunContext
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, VENDOR, Provenance, inexact_on
 from quantpipe.realize.ship import Shipped, ship_text
 from quantpipe.types import FormRow, QuantPlan, Samples
+from quantpipe.version import __version__
 
 MODEL = "model.onnx"
 
@@ -123,7 +123,7 @@ def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Wr
 
 
 def _rendered(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Rendered:
-    """An ONNX form as onnxruntime's kernels compute it, or as other tools load it where they cannot."""
+    """Return an ONNX form as onnxruntime's kernels compute it, or as other tools load it where they cannot."""
     spec = job.settings.spec
     if form in VENDOR and inexact_on(spec, form) is not None:
         return stages.realize(job.graph, job.topology, plan, form, made=made, vendor=True)

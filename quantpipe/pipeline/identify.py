@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantpipe.version import __version__
 from quantpipe.conform.dump import has_dump, read_dump
 from quantpipe.conform.identify import Held, identify
 from quantpipe.conform.probes import Probe, probes_of
@@ -13,6 +12,7 @@ from quantpipe.errors import ArtifactError
 from quantpipe.pipeline.conform import PROBES, opened, read_kit
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import IdentifiedField, IdentifyReport
+from quantpipe.version import __version__
 
 STAGE = "identify"
 

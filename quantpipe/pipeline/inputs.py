@@ -28,9 +28,9 @@ from quantpipe.types import Samples
 CHECK_SAMPLES = 4
 
 ONE_AT_A_TIME = (
-    "with one sample at a time it runs: its batch axis is free only as it is declared. Legal is a file that says 1 "
-    "there, as 'python -m onnxruntime.tools.make_dynamic_shape_fixed MODEL FIXED --dim_param NAME --dim_value 1' "
-    "writes it (NAME: what the file calls the axis)"
+    "with one sample at a time it runs: the batch axis is declared free, but is not. Legal is a file with batch size "
+    "1, as written by 'python -m onnxruntime.tools.make_dynamic_shape_fixed MODEL FIXED --dim_param NAME "
+    "--dim_value 1' (NAME: the name of the axis in the file)"
 )
 """What is said of a model that takes several samples by its declaration alone, such as one with a state for one."""
 
@@ -115,7 +115,7 @@ def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any])
 
 
 def _splits(settings: Settings, raw: Graph) -> Splits:
-    """The samples of every role, as the model takes them."""
+    """Return the samples of every role, as the model takes them."""
     shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
     classes = shape[-1] if len(shape) == 2 else None
     splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
@@ -135,14 +135,14 @@ def _splits(settings: Settings, raw: Graph) -> Splits:
 
 
 def _first_batch(samples: Samples, size: int | None) -> Mapping[str, Any]:
-    """A few samples to clean the model on, by input; `size`: the only batch that the model takes."""
+    """Return a few samples to clean the model on, by input; `size`: the only batch that the model takes."""
     first = next(iter(samples.batches(size or CHECK_SAMPLES)), None)
     if first is None:
         raise DataError("there are no calibration samples", stage="data")
     if size is not None and len(first) < size:
         raise DataError(
-            f"the model takes batches of exactly {size} samples, and samples of unequal shapes do not share one; "
-            "give samples of one shape, or a model whose batch axis is free or 1",
+            f"the model takes batches of exactly {size} samples, and samples of unequal shapes cannot share a batch. "
+            "Give samples of one shape, or a model whose batch axis is free or 1",
             stage="data",
         )
     return first.inputs
@@ -166,7 +166,7 @@ def chosen_output(wanted: str | None, graph: Graph) -> str:
 
 
 def _see_varying(graph: Graph, samples: Samples) -> Graph:
-    """The graph with what follows the samples' shapes marked; nothing is read if no input has another free axis."""
+    """Return the graph with sample-dependent shapes marked; nothing is read if no input has another free axis."""
     for batch in samples.batches(graph.batch_size) if _open_inputs(graph) else ():
         if any(batch.inputs[name].shape[1:] != graph.shapes[name][1:] for name in _open_inputs(graph)):
             graph = with_varying(graph, batch.inputs)
@@ -181,7 +181,7 @@ def _open_inputs(graph: Graph) -> list[str]:
 
 
 def _fixed_batch(graph: Graph) -> int | None:
-    """The batch size that the model insists on; DataError where its inputs do not agree on one."""
+    """Return the batch size that the model insists on; DataError where its inputs do not agree on one."""
     sizes = graph.first_axes
     if len(set(sizes.values())) > 1:
         text = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
@@ -202,7 +202,7 @@ def record_of(samples: Samples) -> dict[str, Any]:
 
 
 def _head(ranges: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The first `count` indices of some ranges `[first, last]`."""
+    """Return the first `count` indices of some ranges `[first, last]`."""
     found = []
     for first, last in ranges:
         if count > 0:
@@ -212,7 +212,7 @@ def _head(ranges: Sequence[Sequence[int]], count: int) -> list[list[int]]:
 
 
 def _whole_batches(splits: Splits, size: int) -> Splits:
-    """The splits without the last samples that would not fill a batch of the model's own, fixed size."""
+    """Return the splits without the last samples that would not fill a batch of the model's own, fixed size."""
     parts = splits.roles
     for role, samples in parts.items():
         count = len(samples) // size * size

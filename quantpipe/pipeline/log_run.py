@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from quantpipe.version import __version__
 from quantpipe.artifacts import digest_json
 from quantpipe.pipeline.inputs import Inputs
 from quantpipe.pipeline.settings import Settings
 from quantpipe.report.note import run_note
 from quantpipe.tracking import FOLDER, Tracker
 from quantpipe.types import RunReport, Trial, by_model
+from quantpipe.version import __version__
 
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "agreement": ("differing", "elements"),
@@ -88,7 +88,7 @@ def file_report(
 
 
 def _numbers(report: RunReport) -> dict[str, float | None]:
-    """The metrics of a report, few and meant: in groups, as charts are."""
+    """Return the metrics of a report, few and meant: in groups, as charts are."""
     parts = cast("Mapping[str, Mapping[str, Any] | None]", report)
     models = dict(cast("Mapping[str, Mapping[str, float | None]]", by_model(report["metrics"])))
     top1 = models["float"].get("top1")

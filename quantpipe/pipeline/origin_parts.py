@@ -59,7 +59,7 @@ def _annotate(settings: Settings) -> dict[str, Any]:
 
 
 def _dataset(settings: Settings) -> Any:
-    """Without samples that are in memory: artifacts hold what they are made from by digest, as one of their inputs."""
+    """Return the data set's settings without in-memory samples, which artifacts record by digest as an input."""
     dataset = settings.dataset
     return _fields(dataset, without=("given",)) if isinstance(dataset, GivenDataset) else dataset
 
@@ -71,7 +71,7 @@ def _threshold(settings: Settings) -> dict[str, Any]:
 
 
 def _search(settings: Settings) -> dict[str, Any]:
-    """Without the file that it begins with, which counts by what it holds, not by where it lies."""
+    """Return the search's settings without its start file, which counts by its content, not by its place."""
     return _fields(settings.search, without=("start",)) | {"algorithm": _made(settings.search.algorithm)}
 
 
@@ -102,7 +102,7 @@ def _fields(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _told(value: Any) -> Any:
-    """Plain data without fields that came later and say nothing."""
+    """Return plain data without later fields that have no effect."""
     if isinstance(value, Mapping):
         told = {name: _told(one) for name, one in value.items()}
         return {name: one for name, one in told.items() if name not in _LATER or (one and one != _LATER[name])}

@@ -28,7 +28,7 @@ def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple
     missed = None
     if not rule.holds(trial, objective):
         missed = (
-            f"no candidate of the front is near enough for pick={job.settings.pick}, and the one of the greatest value "
+            f"no candidate of the front is near enough for pick={job.settings.pick}, and the one of the highest value "
             f"is used: it loses {objective.reference_value - trial.score.value:.4g} ({objective.metric}) on the search "
             "samples"
         )

@@ -71,13 +71,13 @@ def why_not(job: RunContext) -> str | None:
     if settings.precision.mode == "none":
         return "precision=none"
     if settings.profile is not None:
-        return "statistics come from a file, which has those of the default topology only"
+        return "statistics come from a file, which only has the default topology"
     if settings.search.weights != "nearest":
         return f"search.weights={settings.search.weights} recovers candidates' weights for one topology"
     if any(kind in STRUCTURAL for kind in settings.annotate.choices):
-        return "annotate.choices leaves what stays in float, and how nodes take their operands, to the search"
+        return "annotate.choices leaves float nodes and the treatment of operands to the search"
     if settings.objective["metric"] == Metric.CALLABLE:
-        return "the objective is a function of yours, whose values have no unit of loss"
+        return "the objective is a user's function, whose values have no unit of loss"
     return None
 
 
@@ -223,13 +223,13 @@ def _said(job: RunContext, profile: Profile, nodes: Sequence[str]) -> tuple[Find
 
 
 def _hosted(job: RunContext) -> frozenset[str]:
-    """Nodes that the device has in integers alone, and that the host could run; none for files that have no host."""
+    """Return integer-only nodes of the device that the host could run; an empty set for files without a host."""
     written = all(form in BACKENDS for form in (job.settings.backend, *job.settings.forms))
     return frozenset(job.variants.may_host) if written else frozenset()
 
 
 def _alike(job: RunContext, found: frozenset[str]) -> frozenset[str]:
-    """The nodes of the same roles: what a mask does to one block it does to the others, seen or not."""
+    """Return the nodes of the same roles: what a mask does to one block it does to the others, seen or not."""
     roles = moves_of(job.graph, _hosted(job)) if found else ()
     return found.union(*(move.nodes for move in roles if not found.isdisjoint(move.nodes)))
 
@@ -253,12 +253,12 @@ def _certain(said: Sequence[Finding]) -> list[Finding]:
 
 
 def _aim(job: RunContext) -> float:
-    """The loss to reach."""
+    """Return the loss to reach."""
     return float(job.settings.objective["tolerance"])
 
 
 def _groups(job: RunContext) -> tuple[str, ...]:
-    """Keys of the scale groups whose range is estimated by the default, and so may be another: no rule asks for it."""
+    """Return the keys of scale groups whose range the default estimator gives, without a rule: it may change."""
     if not isinstance(job.settings.estimator, MSE):
         return ()
     free = [group for group in job.variants.reference.groups if group.fixed is None]
@@ -266,7 +266,7 @@ def _groups(job: RunContext) -> tuple[str, ...]:
 
 
 def _raisable(job: RunContext) -> frozenset[str]:
-    """Keys of the scale groups and names of the weights that may have more bits: the user has not limited them."""
+    """Return the scale groups and weights that may have more bits, because the user has not limited them."""
     limits = job.settings.limits
     return frozenset(s.key for s in job.variants.reference.raisable if not limits.names(bits_key(s.key)))
 

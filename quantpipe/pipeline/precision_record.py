@@ -50,7 +50,7 @@ def record_of(
     floats = [node.name for node in job.graph.nodes if node.name in selection.moved]
     groups = [group for group in job.variants.reference.groups if range_key(group.key) in selection.moved]
     wider: list[RoleRow] = [
-        {"role": f"{len(move.nodes)} ranges behind {move.op}", "nodes": len(move.nodes), "share": None,
+        {"role": f"{len(move.nodes)} ranges after {move.op}", "nodes": len(move.nodes), "share": None,
          "why": "the whole range loses less than the estimated one"}
         for move in range_moves(job.graph, groups)
     ]  # fmt: skip
@@ -83,7 +83,7 @@ def _raised_rows(job: RunContext, raised: frozenset[str]) -> list[RoleRow]:
     widest = {bits_key(site.key): site.widest for site in reference.raisable}
     return [
         {
-            "role": f"{widest[move.nodes[0]]} bits behind {move.op}: {move.nodes[0]}",
+            "role": f"{widest[move.nodes[0]]} bits after {move.op}: {move.nodes[0]}",
             "nodes": len(move.nodes),
             "share": None,
             "why": "measured; hardware.activations.raise_to=null leaves all tensors at hardware.activations.bits",
@@ -97,7 +97,7 @@ def _tail_rows(job: RunContext, tail: frozenset[str]) -> list[RoleRow]:
         return []
     share = sum(move.share for move in moves_of(job.graph, tail))
     first = next(node.name for node in job.graph.nodes if node.name in tail)
-    role = f"{choice_key(ChoiceKind.FLOAT, TAIL)}: everything behind the last layers, from {first} on"
+    role = f"{choice_key(ChoiceKind.FLOAT, TAIL)}: everything after the last layers, from {first} on"
     return [
         {
             "role": role,
@@ -119,11 +119,11 @@ def _is_outlier(finding: Finding) -> bool:
 
 
 def _outlier_row(job: RunContext, finding: Finding) -> RoleRow:
-    """A tensor with outliers: nothing is decided of it here, as other units cost the device nothing, and float does."""
+    """Return the row of a tensor with outliers, which changes nothing here: other options cost nothing, float does."""
     later = any("equalize" in str(step) for step in job.settings.recover.steps)
-    mends = "equalize (recovery) puts channels that lie far apart into other units"
+    mends = "equalize (recovery) rescales channels with very different ranges"
     return {
-        "role": f"none yet: outliers in {finding.tensor}",
+        "role": f"no node yet: outliers in {finding.tensor}",
         "nodes": 0,
         "share": None,
         "why": f"{finding.note}; {mends}{'' if later else ', as recover=auto does'}",
@@ -141,6 +141,6 @@ def _notes(said: Sequence[Finding], floats: Sequence[str]) -> list[str]:
     return [
         f"{count} {'was' if alone else 'were'} constant in all calibration samples (the first: {next(iter(tensors))}), "
         "so that no range can be known: "
-        f"{'what reads them stays in float' if kept else 'the range is that one value'}. "
-        "Calibrate on samples in which they vary, such as padded ones where it is a mask"
+        f"{'their readers stay in float' if kept else 'the range is that one value'}. "
+        "Calibrate on samples in which they vary, such as padded samples for a mask"
     ]

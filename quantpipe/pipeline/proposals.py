@@ -94,7 +94,7 @@ class Proposals:
             yield Change("the whole run", (), "no choice fixed", (override("choices.fix", None),), other, anew=True)
 
     def _back_in_integers(self) -> Iterator[Change]:
-        """Each pattern of nodes that the user keeps in float, and each op: maybe only the cost of it remains."""
+        """Yield each pattern of nodes that the user keeps in float, and each op: maybe only the cost of it remains."""
         settings, graph = self.job.settings, self.job.graph
         kept = settings.annotate
         for pattern in kept.float_nodes:
@@ -109,7 +109,7 @@ class Proposals:
             yield Change(f"all {op}", (), f"{op} back in integers", text, with_annotate(settings, float_ops=left))
 
     def _in_float(self, culprit: Culprit) -> Iterator[Change]:
-        """The kernels that make or read it: a tensor stays stored as long as one of its readers wants it so."""
+        """Yield the kernels that make or read it: a tensor stays stored as long as one of its readers wants it so."""
         may = self.job.variants.may_float
         nodes: dict[str, None] = {}
         for member in culprit.members:
@@ -130,7 +130,7 @@ class Proposals:
         yield from self._stated(culprit, f"{WIDE} bits", {t: {"kind": "any", "bits": WIDE} for t in members})
 
     def _fewer(self, culprit: Culprit) -> Iterator[Change]:
-        """Fewer bits for the weight, where a sum overflows: smaller integers leave room for it."""
+        """Yield fewer bits for the weight, where a sum overflows: smaller integers leave room for it."""
         bits, kernels = self.strategy.bits, {k.output: k for k in self.topology.kernels}
         wrapped = [kernels[t].weight or "" for t in culprit.members if t in self.overflowed]
         weights = [w for w in wrapped if w in bits]
@@ -167,7 +167,7 @@ class Proposals:
         yield Change(culprit.role, tuple(statements), words, (override("annotate.constraints", every),), settings)
 
     def _split(self, culprit: Culprit) -> Iterator[Change]:
-        """A copy of channels that alone set the step of all others; what the run splits already stays as it is."""
+        """Yield a split of channels that alone set the step of all others; splits of the run itself stay."""
         before = self.job.settings.annotate.split_channels or {}
         more = {t: self.outliers[t] for t in culprit.members if t in self.outliers and t not in before}
         if more:

@@ -69,9 +69,9 @@ def finished_run(job: RunContext, stage: str) -> SearchDecision:
         known = then.get(role)
         if isinstance(known, dict) and known.get("digest") != now["digest"]:
             raise ArtifactError(
-                f"the samples of {role} are others than those of the run ({now['samples']} with the digest "
-                f"{str(now['digest'])[:20]}…, then {known.get('samples')} with {str(known.get('digest'))[:20]}…); give "
-                "those that it was made with",
+                f"the {role} samples differ from the samples of the original run (now {now['samples']} with the digest "
+                f"{str(now['digest'])[:20]}…, then {known.get('samples')} with {str(known.get('digest'))[:20]}…). Use "
+                "the same samples",
                 stage=stage,
                 where=str(files.data),
             )
@@ -79,12 +79,12 @@ def finished_run(job: RunContext, stage: str) -> SearchDecision:
 
 
 def _refuse_seen(job: RunContext) -> None:
-    """ArtifactError where the search has seen the samples that are to judge recovery."""
+    """Raise ArtifactError where the search has seen the samples that are to judge recovery."""
     origin = read_origin(job.files.strategy)
     searched = None if origin is None else origin.inputs.get("search_data")
     if job.inputs.aside is not None and searched not in (None, job.inputs.search.digest):
         raise ArtifactError(
-            "the search that left this strategy saw other samples, maybe those that are to judge recovery; give "
+            "the search for this strategy used other samples, possibly samples that should judge recovery. Give "
             "recover.holdout=0, or search again in another folder (hydra.run.dir) with recover=default",
             stage="recover",
             where=str(job.files.strategy),
@@ -166,7 +166,7 @@ def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecis
 def _from_elsewhere(
     job: RunContext, path: Path, found: SearchDecision, notes: list[str], *, recovered: bool
 ) -> SearchDecision:
-    """The decision of another device, and in its notes what did not fit here."""
+    """Return the decision of another device, and in its notes what did not fit here."""
     if recovered:
         notes = [*notes, "its recovered weights are left out: they are integers of its own scales"]
     said = "; ".join(notes) if notes else "all its numbers fit"
@@ -177,7 +177,7 @@ def _from_elsewhere(
 
 
 def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Overrides:
-    """The weights of a strategy that was not recovered after the search, such as a point of a Pareto front.
+    """Return the weights of a strategy that was not recovered after the search, such as a point of a Pareto front.
 
     ArtifactError where the search recovered its candidates' weights and this run is not set up to do so again.
     """

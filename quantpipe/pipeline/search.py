@@ -317,7 +317,7 @@ def judged_by_report(found: SearchDecision) -> SearchDecision:
 
 
 def _timed(job: RunContext, candidates: Measure, table: ThresholdTable, planner: Planner) -> Measure:
-    """Candidates whose cost is their latency, realized as the run's own result will be."""
+    """Return a measure of candidates by their latency, realized as the run's own result will be."""
     settings, objective = job.settings, job.settings.objective
 
     def realized(point: Point) -> Rendered:

@@ -72,7 +72,7 @@ def _sentence(
         return f"nothing to search for: {why}. The result is the start, as search=uniform gives it"
     if not moved:
         return (
-            f"nothing that was tried is better than the start, by value and by what {spec} pays ({cost} "
+            f"no candidate is better than the start by value and by the cost on {spec} ({cost} "
             f"{number(found['start'])}): the result is the start"
         )
     if objective.cost is CostKind.LATENCY:  # what it pays, by the clock
@@ -80,9 +80,9 @@ def _sentence(
     if found["result"] < found["start"] * (1 - _SLACK) or score.value > start.value:
         return None
     return (
-        f"the search went from {number(start.cost)} to {number(score.cost)} in the cost that was asked for "
-        f"(objective.cost={objective.cost}), and {spec} pays no less for it: {cost} {number(found['result'])}, at the "
-        f"start {number(found['start'])}"
+        f"the search lowered the requested cost from {number(start.cost)} to {number(score.cost)} "
+        f"(objective.cost={objective.cost}), but the cost on {spec} is no lower: {cost} {number(found['result'])}, at "
+        f"the start {number(found['start'])}"
     )
 
 
@@ -92,9 +92,8 @@ def left_out_text(job: RunContext) -> str | None:
     if not count:
         return None
     return (
-        f"{count} options of {choices} choices of bits are left out, since {job.settings.spec.name} would store them "
-        "in the same bytes and run them no faster (objective.cost=bits or annotate.choices=[bits] searches them "
-        "nevertheless)"
+        f"{count} options of {choices} choices of bits are left out. {job.settings.spec.name} would store them in the "
+        "same bytes and run them no faster (objective.cost=bits or annotate.choices=[bits] searches them anyway)"
     )
 
 
@@ -105,7 +104,7 @@ def opening(job: RunContext, objective: Objective) -> str:
 
 
 def _cost(job: RunContext, objective: Objective) -> str:
-    """By what cost the search goes, and who said so."""
+    """Return the cost measure of the search, and who chose it."""
     if (job.settings.config.get("objective") or {}).get("cost") != OWN_COST:
         return f"cost {objective.cost}"
     return f"cost {objective.cost} (objective.cost=auto: what {job.settings.spec.name} pays)"

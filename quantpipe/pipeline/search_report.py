@@ -74,14 +74,14 @@ def _notes(job: RunContext, result: SearchResult) -> list[str]:
     if job.percents and result.evaluations == 1:
         every = "every range" if isinstance(job.settings.estimator, Searched) else f"{len(job.percents)} ranges"
         notes.append(
-            f"threshold=search leaves {every} to the search, and this search looked at a single point: they "
-            "are those of the base estimator; take search=annealing, greedy_edge or greedy, or a threshold "
-            "option that estimates"
+            f"threshold=search leaves {every} to the search, but this search evaluated a single point, with the "
+            "ranges of the base estimator. Use search=annealing, greedy_edge or greedy, or a threshold option that "
+            "estimates"
         )
     if job.settings.holdout and job.inputs.aside is None:
         notes.append(
-            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so what judges the "
-            "steps of recovery has been seen by the search"
+            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so the samples "
+            "that judge the steps of recovery were used by the search"
         )
     return notes
 

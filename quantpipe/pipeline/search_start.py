@@ -41,7 +41,7 @@ class SearchStart:
 
     @property
     def origin(self) -> dict[str, str]:
-        """For whatever is made from it."""
+        """Return the origin entries for artifacts that depend on it."""
         return {"start": self.digest}
 
 
@@ -53,7 +53,7 @@ def read_start(path: Path, folder: Path, space: ChoiceSpace) -> SearchStart:
     """
     if path.resolve().is_relative_to(folder.resolve()):
         raise ArtifactError(
-            "lies in the folder of this run, which writes it anew; give a copy elsewhere, or another hydra.run.dir",
+            "is in the folder of this run, which overwrites it; give a copy elsewhere, or another hydra.run.dir",
             stage=STAGE,
             where=f"search.start: {path}",
         )
@@ -91,7 +91,7 @@ class _Fit:
 
 
 def _of_log(path: Path) -> list[Mapping[str, OptionValue]]:
-    """The choices of the trials on the log's front, at most `MOST`, spread over it, the cheapest first."""
+    """Return the choices of the trials on the log's front, at most `MOST`, spread over it, the cheapest first."""
     logged = {line.trial: line.choices for line in read_trials(path)}
     found = front(logged)
     if not found:
@@ -152,13 +152,13 @@ def _misfit(path: Path, fits: Sequence[_Fit]) -> str | None:
     moved = {key: pair for fit in fits for key, pair in fit.moved.items()}
     said = []
     if unknown:
-        said.append(f"{len(unknown)} of its names are no choice here ({_listed(unknown)})")
+        said.append(f"{len(unknown)} of its names are not choices here ({_listed(unknown)})")
     if silent:
-        said.append(f"it says nothing of {len(silent)} choices, which begin at their first option ({_listed(silent)})")
+        said.append(f"it lacks {len(silent)} choices, which begin at their first option ({_listed(silent)})")
     if moved:
         pairs = [f"{key} from {there} to {here}" for key, (there, here) in moved.items()]
-        said.append(f"{len(moved)} options that are not offered here begin at the next one that is ({_listed(pairs)})")
-    return f"search.start={path} does not fit in all: {'; '.join(said)}" if said else None
+        said.append(f"{len(moved)} options that are not offered here begin at the next offered one ({_listed(pairs)})")
+    return f"search.start={path} does not fit completely: {'; '.join(said)}" if said else None
 
 
 def _listed(names: Iterable[str]) -> str:

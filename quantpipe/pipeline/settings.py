@@ -348,8 +348,9 @@ class Settings:
         subjects = (self.explain.run, self.explain.file, self.strategy)
         if self.command == "explain" and sum(one is not None for one in subjects) != 1:
             raise ConfigError(
-                "command=explain needs one of explain.run=FOLDER, that of a finished run, explain.file=FILE, a "
-                "quantized model whose float one is model.path, and strategy=FILE, a strategy.json for model.path",
+                "command=explain needs one of three keys. Legal are explain.run=FOLDER (a finished run), "
+                "explain.file=FILE (a quantized model made from model.path), and strategy=FILE (a strategy.json for "
+                "model.path)",
                 where="explain.run",
             )
         if self.explain.run is None and self.explain.apply:

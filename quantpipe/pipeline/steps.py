@@ -175,7 +175,7 @@ class Steps:
             judged(self.job, self.found, aim.judging)
 
     def _refuse_another_run(self) -> None:
-        """Whatever the folder holds must be of this model, data and configuration."""
+        """Reject a folder with artifacts of another model, data or configuration."""
         job = self.job
         made = {
             job.files.topology: job.annotated,

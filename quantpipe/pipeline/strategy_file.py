@@ -139,7 +139,7 @@ def _mapping(found: Mapping[str, Any], name: str, where: str) -> None:
 
 
 def _refuse_others(found: Mapping[str, Any], known: Sequence[str], section: str, where: str) -> None:
-    """ArtifactError for a name that means nothing here: whoever wrote it thought that it did."""
+    """Raise ArtifactError for unknown names: their author expected an effect."""
     other = sorted(set(found) - set(known))
     if other:
         raise ArtifactError(
@@ -190,7 +190,7 @@ def _same_nodes(found: Mapping[str, bool], topology: Topology, where: str) -> No
 
 def _entry(found: Mapping[str, Any], name: str, where: str) -> Any:
     if name not in found:
-        raise ArtifactError(f"it says nothing about {name}{nearest(name, found)}", stage="strategy", where=where)
+        raise ArtifactError(f"it has no entry for {name}{nearest(name, found)}", stage="strategy", where=where)
     return found[name]
 
 
@@ -208,7 +208,7 @@ def _weight(limits: NDArray[np.float64], per_channel: bool) -> Any:
 
 
 def _read_weight(value: Any, site: WeightSite, variants: Topologies, where: str) -> NDArray[np.float64]:
-    """The inverse: `()`, `[C]` or `[C, 2]`."""
+    """Return the inverse: `()`, `[C]` or `[C, 2]`."""
     name, per_channel = site.tensor, site.axis is not None
     channels = variants.graph.shapes[name][site.axis] if site.axis is not None else None
     if (len(value) if isinstance(value, list) else None) != channels:
@@ -225,7 +225,7 @@ def _read_weight(value: Any, site: WeightSite, variants: Topologies, where: str)
 
 
 def _read_range(value: Any, name: str, where: str, most: float = MOST) -> Range:
-    """A number T for [-T, T], or low and high with low <= 0 <= high: every range holds zero."""
+    """Return a number T for [-T, T], or low and high with low <= 0 <= high: every range holds zero."""
     low = high = value
     if isinstance(value, Mapping) and set(value) == {"low", "high"}:
         low, high = value["low"], value["high"]

@@ -19,7 +19,7 @@ class Timed:
         self._rows: list[TimelineRow] = []
 
     def stage(self, name: str, note: str = "") -> None:
-        """Report that a stage begins; a stage with a phase of its own continues."""
+        """Report that a stage begins; a repeated name continues the stage."""
         if not self._rows or self._rows[-1]["stage"] != name:
             self._close()
             start = time.perf_counter() - self._began
@@ -52,7 +52,7 @@ def timeline_of(console: Console) -> list[TimelineRow]:
 
 
 def _held_mb() -> float | None:
-    """The resident memory of this process, in MiB; None where the system does not tell."""
+    """Return the resident memory of this process, in MiB; None where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

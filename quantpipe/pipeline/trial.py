@@ -55,7 +55,7 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
 
 
 def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
-    """The job with what that run had decided before its search (`precision=auto`), which its log names."""
+    """Return the job with what that run had decided before its search (`precision=auto`), which its log names."""
     further = {key: option for key, option in trial.choices.items() if key not in {c.key for c in job.whole}}
     read = [found for key in further if (found := read_key(key)) is not None]
     floats = [key.subject for key in read if key.kind is ChoiceKind.FLOAT]
@@ -97,7 +97,7 @@ def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
     for key, options in legal.items():
         if key not in trial.choices:
             raise ArtifactError(
-                f"it says nothing about {key}{nearest(key, trial.choices)}", stage="replay", where=str(log)
+                f"it has no entry for {key}{nearest(key, trial.choices)}", stage="replay", where=str(log)
             )
         if trial.choices[key] not in options:
             raise ArtifactError(
@@ -108,7 +108,7 @@ def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
 
 
 def _beside(job: RunContext, log: Path) -> Profile | None:
-    """The statistics of the log's own run folder, or of this one."""
+    """Return the statistics of the log's own run folder, or of this one."""
     for folder in (RunFolder(log.absolute().parent.parent, job.console.warn), job.files):
         found = folder.read_profile(job.calibrated)
         if found is not None:

@@ -69,9 +69,9 @@ def limit_of(builder: PlanBuilder, kernel: Kernel, bound: int) -> Limit | None:
         return None
     if accumulator.overflow is Overflow.NEVER:
         raise HardwareError(
-            f"its sums may reach {bound}, the {accumulator.label} accumulator holds {accumulator.qmax}; give its "
-            "inputs or weights fewer bits, keep it in float with annotate.float_nodes, or say what the device does "
-            "with such sums (hardware.accumulator.overflow=wrap or saturate)",
+            f"its sums may reach {bound}, and the {accumulator.label} accumulator holds {accumulator.qmax}. Give its "
+            "inputs or weights fewer bits, keep it in float with annotate.float_nodes, or set "
+            "hardware.accumulator.overflow (wrap or saturate) if the device allows such sums",
             stage="plan",
             where=kernel.node,
         )

@@ -23,9 +23,8 @@ def rescales_of(builder: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
             continue
         if not how.is_kernel_arithmetic:
             raise HardwareError(
-                f"{operand.tensor!r} and {kernel.output!r} have scales that are both given, and "
-                f"{builder.spec.name} has no multiplier to bring one to the other in float32, halves to even; "
-                "free one of them, or give both one scale",
+                f"both {operand.tensor!r} and {kernel.output!r} have given scales, and {builder.spec.name} has no "
+                "multiplier to convert between them (float32, ties to even). Free one scale, or give both the same",
                 stage="plan",
                 where=kernel.node,
             )

@@ -93,7 +93,7 @@ def _constant(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, Tens
             node.name,
             tensor,
             f"{tensor} depends on an input and was {stats[tensor].minimum:.4g} in all calibration samples; its range "
-            "says nothing of others",
+            "is not valid for other samples",
         )
         for tensor in dict.fromkeys(o.tensor for o in kernel.operands)
         if tensor in stats and _never_varied(stats[tensor]) and depends_on_values(graph, tensor)
@@ -158,7 +158,7 @@ def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorSt
     ratio = TWO_VALUED_RATIO if _is_two_valued(graph, mask, stats) else MASK_RATIO
     if known[mask] < ratio * values[least]:
         return []
-    note = f"{mask} masks with values up to {known[mask]:.3g}, beside which {least} (up to {values[least]:.3g}) is lost"
+    note = f"{mask} masks with values up to {known[mask]:.3g}; {least} (up to {values[least]:.3g}) is lost next to them"
     return [Finding(FindingKind.MASK, node.name, mask, note)]
 
 

@@ -136,7 +136,7 @@ class Selection:
         """Everything behind the last layers in float, where the loss is beyond the aim: it hardly multiplies."""
         if before[0] <= self.aim or not self.tail - self.moved:
             return before
-        return self._worth(f"float:{TAIL}: everything behind the last layers in float", before, self.tail)
+        return self._worth(f"float:{TAIL}: everything after the last layers in float", before, self.tail)
 
     def _ranges(self, before: Measured) -> Measured:
         """Ranges that hold everything, for all tensors, and where that gains or much is lost, role by role."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
 from quantpipe.plan.blocks import as_weight, codes, rows_of
-from quantpipe.types import BlockGrid, DType, WeightTensor
+from quantpipe.types import DType, WeightTensor
 
 Array = NDArray[Any]
 Writer = Callable[[str, Any], ir.Value]
@@ -40,7 +40,7 @@ def expanded(context: Context, write: Writer, weight: WeightTensor, *, channel_a
         return array.T if turned else array
 
     def at_inputs(numbers: Array, part: str) -> ir.Value:
-        """Numbers of blocks, at each input channel."""
+        """Return numbers of blocks, at each input channel."""
         stored = write(f"{name}_{part}", laid(numbers[:, :, np.newaxis], numbers.shape[1]).astype(np.int8))
         wide = b.op("Cast", stored, name=f"{name}/{part}/int32", to=int(ir.DataType.INT32))
         places = write(f"{name}_block_of", np.arange(inputs, dtype=np.int32) // np.int32(grid.size))
@@ -60,7 +60,7 @@ def expanded(context: Context, write: Writer, weight: WeightTensor, *, channel_a
 
 
 def _codes(context: Context, write: Writer, weight: WeightTensor, array: Array) -> ir.Value:
-    """Two to the byte where they have at most four bits."""
+    """Write the codes, two to the byte if they have at most four bits."""
     dtype = DType.INT4 if weight.bits <= 4 else DType.INT8
     if dtype is DType.INT8:
         return write(f"{weight.tensor}_code", array.astype(np.int8))
@@ -75,11 +75,6 @@ def is_turned(values: Array, weight: WeightTensor) -> bool | None:
     if values.ndim == 2 and values.T.shape == weight.values.shape and np.array_equal(values.T, weight.values):
         return True
     return None
-
-
-def fits_byte(grid: BlockGrid) -> bool:
-    """Return whether the multipliers of a weight can be stored as int8."""
-    return grid.most <= DType.INT8.qmax
 
 
 def dequantized(context: Context, weight: WeightTensor, channel_axis: int) -> ir.Value:

@@ -42,8 +42,8 @@ def inexact_on(spec: HardwareSpec, form: str) -> str | None:
     """Return why an ONNX form can say nothing exactly that a device computes; None where that depends on the plan."""
     if form in VENDOR and spec.qdq_bias is not None:
         return (
-            f"whose biases the tool chain of {spec.name} loads as real numbers alone (qdq_bias), so that onnxruntime "
-            "does not compute them as integers"
+            f"whose biases the tool chain of {spec.name} only loads as float (qdq_bias), so onnxruntime does not "
+            "compute them as integers"
         )
     other = next((how for how in spec.requantizations if not how.is_kernel_arithmetic), None)
     if form not in ONE_WAY or other is None:

@@ -58,7 +58,7 @@ def is_wide_product(context: Context, kernel: Kernel) -> bool:
 
 
 def _centred(dialect: Stored, context: Context, writer: IntegerWriter, kernel: Kernel) -> list[ir.Value]:
-    """Q - z of each operand, int64."""
+    """Write q - z of each operand, int64."""
     operands = []
     for number, operand in enumerate(kernel.operands):
         name, q = f"{kernel.node}/operand{number}", context.plan.quantizers[operand.tensor]

@@ -126,7 +126,7 @@ class Integer(Stored):
     def _accumulated(
         self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, *, acc: ir.Value, wide: bool
     ) -> ir.Value:
-        """From exact sums (int32, or int64 where `wide`) to what the kernel gives."""
+        """Write the kernel's result from exact sums (int32, or int64 where `wide`)."""
         writer, bound = self._writer(context), plan.bound
         if plan.pairs is not None:
             tensor = kernel.operands[0].tensor
@@ -200,7 +200,7 @@ class Integer(Stored):
     def _store_fixed(
         self, context: Context, r: Requantize, acc: ir.Value, tensor: str, *, layout: str | None
     ) -> ir.Value:
-        """An int64 accumulator times a fixed-point number, stored."""
+        """Return an int64 accumulator times a fixed-point number, stored."""
         scaled = multiplied(context, self._writer(context), r, acc, layout=layout or tensor, name=tensor)
         if r.zero_point:
             zero = self.constant(context, f"{tensor}_zero_int64", np.int64(r.zero_point))
@@ -371,7 +371,7 @@ class Integer(Stored):
     def _shift_wide(
         self, context: Context, acc: ir.Value, r: Requantize, tensor: str, *, layout: str | None
     ) -> ir.Value:
-        """The same on int64, clipped in float64."""
+        """Return the same on int64, clipped in float64."""
         writer = self._writer(context)
         if r.shift > 0:
             acc = writer.right_shift(acc, r.shift, Rounding(r.rounding), tensor, width=WIDE)
@@ -382,7 +382,7 @@ class Integer(Stored):
         return self._fit(context, real, r, tensor, dtype=np.dtype(np.float64), layout=layout)
 
     def _wide(self, context: Context, tensor: str, form: Form, name: str) -> ir.Value:
-        """A stored tensor as int32 q - z; an accumulator as it is."""
+        """Return a stored tensor as int32 q - z; an accumulator as it is."""
         value = context.get(tensor, form)
         if form is Form.RAW:
             return value

@@ -38,7 +38,7 @@ ONE_BY_ONE = "zero points that differ from channel to channel: onnxruntime's dep
 SIGNED = "int8 activations: onnxruntime's kernels on x86 are made for uint8 ones"
 """Why a form that is meant to be fast is not."""
 
-UNROUNDED = "a convolution is fused only where its result is quantized, and this one leaves as real numbers"
+UNROUNDED = "a convolution is fused only if its result is quantized, and this result is float"
 INT8 = "onnxruntime fuses it with the session option session.qdqisint8allowed=1 only"
 UNFUSED = "onnxruntime fuses nothing of it between DequantizeLinear and QuantizeLinear"
 
@@ -52,7 +52,7 @@ class WithoutKernel:
     reasons: tuple[Reason, ...]
 
     def as_dict(self) -> WithoutKernelRow:
-        """Its entry in the report."""
+        """Return its entry in the report."""
         return {"node": self.node, "op": self.op, "reasons": [reason.text for reason in self.reasons]}
 
 
@@ -124,7 +124,7 @@ def _in_runtime(topology: Topology, plan: QuantPlan, model: ir.Model) -> dict[st
 
 
 def _storage(plan: QuantPlan, kernel: Kernel) -> Iterator[str]:
-    """Types that no kernel reads."""
+    """Yield the reasons about types that no kernel reads."""
     names = [*(o.tensor for o in kernel.operands), kernel.output]
     long = sorted({str(plan.quantizers[t].dtype) for t in names if t in plan.quantizers and _long(plan, t)})
     if long:
@@ -143,7 +143,7 @@ def _long(plan: QuantPlan, tensor: str) -> bool:
 
 
 def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
-    """Accumulators that no kernel has."""
+    """Yield the reasons about accumulators that no kernel has."""
     numbers = plan.kernels[kernel.node]
     if isinstance(numbers, Device):
         yield f"an op of the plug-in package {numbers.package}: run by its definition as a function"
@@ -155,14 +155,14 @@ def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
     if isinstance(numbers, Lookup) and form == INTEGER:
         yield "looked up in a table by Gather, which takes longer here than the float op between conversions"
     if kernel.op in fr.TRANSPOSED:
-        yield "no integer kernel of the op: carried by float32 on whole numbers"
+        yield "the op has no integer kernel: float32 computes the integers"
     if isinstance(numbers, Accumulate | Sum) and numbers.limit is not None:
-        yield f"an {numbers.limit.label} accumulator that may {numbers.limit.overflow}: written out behind wider sums"
+        yield f"an {numbers.limit.label} accumulator that may {numbers.limit.overflow}: written out after wider sums"
     if not isinstance(numbers, Accumulate) or form != INTEGER:
         return
     weight = plan.weights[numbers.weight]
     if numbers.pairs is not None:
-        yield "pairs of products that saturate: computed by themselves and taken off the sum"
+        yield "pairs of products that saturate: computed separately and subtracted from the sum"
     if weight.zero_point.size > 1 and weight.has_zero_point and weight.values.ndim > 2:
         yield "a zero point of each channel: taken off by a second sum"
 

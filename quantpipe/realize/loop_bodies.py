@@ -60,7 +60,7 @@ def store_state(form: Stored, context: Context, state: CarriedState) -> ir.Value
 def _whole_product(
     form: Stored, context: Context, step: StepBody, stored: ir.Value, *, weight: WeightTensor
 ) -> ir.Value:
-    """The sums of centred integers, carried by floats that hold them."""
+    """Return the sums of centred integers, carried by floats that hold them."""
     b, q, wide = context.builder, step.quantizer, step.product.bound >= EXACT
     to = int(ir.DataType.DOUBLE if wide else ir.DataType.FLOAT)
     dtype = np.dtype(np.float64 if wide else np.float32)

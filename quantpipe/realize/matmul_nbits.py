@@ -73,7 +73,7 @@ def packed_blocks(weight: WeightTensor, rows: Array) -> tuple[Array, Array | Non
 
 
 def _bytes(codes: Array, bits: int) -> Array:
-    """Codes along the last axis, two to the byte where they have four bits; an odd count is filled up."""
+    """Return codes as bytes along the last axis, two to the byte for four bits; an odd count is padded."""
     if bits == 8:
         return codes
     if codes.shape[-1] % 2:

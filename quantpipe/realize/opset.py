@@ -2,7 +2,7 @@
 
 A definition of an op is valid from its `since_version` to the next one, so a model may name any opset from the highest
 `since_version` of its nodes on. A later definition may differ from the one before it only in allowed types and in added
-attributes and inputs. If the node has none of the added ones, the earlier definition is sufficient.
+attributes and inputs. If the node uses no added ones, the earlier definition is sufficient.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ LIKE: Mapping[str, int] = {
 def with_least_opset(model: ir.Model, *, kernels: Collection[str] = ()) -> ir.Model:
     """Return the model with the lowest opset of ONNX's own that its nodes need; itself, changed in place.
 
-    The model's opset stays for a node that ONNX does not define, for ops of packages, whose functions are written in
-    it, and for external weights, which are not read for this. `kernels`: more domains whose ops are no functions.
+    The model's opset stays in three cases: a node that ONNX does not define; ops of packages, whose functions are
+    written in it; and external weights, which are not read for this. `kernels`: more domains whose ops are no
+    functions.
     """
     given = model.graph.opset_imports.get("")
     if given is None or any(node.domain not in (*KNOWN, *kernels) for node in model.graph.all_nodes()):
@@ -83,7 +84,7 @@ def with_least_opset(model: ir.Model, *, kernels: Collection[str] = ()) -> ir.Mo
 
 
 def _least(node: ir.Node, opset: int, kinds: Mapping[str, str]) -> int | None:
-    """The first opset at which a node means what it means at `opset`; None where ONNX does not know the op."""
+    """Return the first opset at which a node means what it means at `opset`; None where ONNX does not know the op."""
     try:
         schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset, domain="")
     except onnx.defs.SchemaError:
@@ -125,7 +126,7 @@ def _parts(schema: onnx.defs.OpSchema) -> dict[str, object]:
 
 
 def _read(schema: onnx.defs.OpSchema, node: ir.Node) -> Iterator[str]:
-    """The names, in a definition, of the inputs that a node has."""
+    """Yield the names, in a definition, of the inputs that a node has."""
     for port, value in zip(schema.inputs, node.inputs, strict=False):
         if value is not None:
             yield port.name
@@ -141,14 +142,14 @@ def _allows(schema: onnx.defs.OpSchema, node: ir.Node, kinds: Mapping[str, str])
 
 
 def _repeated(ports: Sequence[onnx.defs.OpSchema.FormalParameter]) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
-    """The ports of a definition, the last one again and again where it is variadic."""
+    """Yield the ports of a definition, the last one again and again where it is variadic."""
     yield from ports
     while ports and ports[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
         yield ports[-1]
 
 
 def _types(model: ir.Model) -> dict[str, str]:
-    """Value -> its type as definitions write it, such as `tensor(int8)`."""
+    """Return value -> its type as definitions write it, such as `tensor(int8)`."""
     proto = model_proto(model)
     constants = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     for node in proto.graph.node:  # what ONNX's inference knows nothing of

@@ -141,7 +141,7 @@ class QOperator(Stored):
         return lower
 
     def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Whole maps by their own kernel, windows as a convolution with weights of 1 at scale 1/count (exact)."""
+        """Write averages: whole maps by their kernel, windows as a convolution with weights of 1 at 1/count (exact)."""
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Average)  # noqa: S101
         out = context.plan.quantizers[kernel.output]

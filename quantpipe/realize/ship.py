@@ -39,14 +39,14 @@ def ship_text(graph: Graph, plan: QuantPlan, made: Provenance, forms: Sequence[S
     lines = [
         "# What to ship",
         "",
-        f"Made by quantpipe {made.version} for `{made.hardware}`. One of these forms is enough; each holds the same "
-        "integers, unless it is said otherwise.",
+        f"Made by quantpipe {made.version} for `{made.hardware}`. One of these forms is enough; all have the same "
+        "integers, unless noted.",
         "",
         "| form | files | session options | exact |",
         "|---|---|---|---|",
         *(_row(form) for form in forms),
         "",
-        "`plan.json` has every scale, multiplier, shift and bias; `certificate.json` what is proved of `model.onnx`.",
+        "`plan.json` has every scale, multiplier, shift and bias; `certificate.json` has the proofs for `model.onnx`.",
         "",
         "## Inputs",
         "",
@@ -73,7 +73,7 @@ def _row(form: Shipped) -> str:
 
 
 def _port(port: TensorInfo, plan: QuantPlan) -> str:
-    """One line: the port as the file has it, and what its integers mean."""
+    """Return one line: the port as the file has it, and the meaning of its integers."""
     known = port_numbers(port, plan)
     shape = [str(size) if size is not None else "?" if axis else "N" for axis, size in enumerate(port.shape)]
     text = f"- `{port.name}`: {known['dtype']} [{', '.join(shape)}]"
@@ -103,7 +103,7 @@ def _list(values: Any) -> str:
 
 
 def _python(graph: Graph, given: Mapping[str, Any], form: Shipped) -> list[str]:
-    """Code that loads the file with its options, prepares one sample of zeros, and runs it."""
+    """Return code that loads the file with its options, prepares one sample of zeros, and runs it."""
     return [
         "```python",
         "import numpy as np, onnxruntime as ort",

@@ -12,7 +12,7 @@ from quantpipe.types import QuantPlan, TensorInfo
 IDENTITY: Mapping[str, Any] = MappingProxyType({"scale": 1.0, "mean": (0.0,), "std": (1.0,), "size": None})
 """Preprocessing that changes nothing."""
 BATCH = 1
-RAW = "  # zeros stand for a raw sample"
+RAW = "  # zeros in place of a raw sample"
 
 
 def feeds(graph: Graph, given: Mapping[str, Any]) -> str:

@@ -38,13 +38,13 @@ FLOAT, CACHE, ENCODINGS, OVERRIDES = (
 )  # fmt: skip
 TRT_HEADER = "TRT-8601-EntropyCalibration2"
 """The first line of a cache: version and calibrator. TensorRT takes a cache of any version of its own."""
-HOWTO = """These are for the tools of other devices; the names in them are those of `model.float.onnx`, whose weights
-and biases lie on the plan's grid already.
+HOWTO = """These files are for the tools of other devices. They have the names of `model.float.onnx`, whose weights and
+biases are already on the plan's grid.
 
 - TensorRT: give `tensorrt.cache` to your `IInt8EntropyCalibrator2` in `read_calibration_cache`.
 - QNN: `qnn-onnx-converter --input_network model.float.onnx --quantization_overrides encodings.json`; AIMET:
   `sim.load_encodings("encodings.json")`.
-- onnxruntime takes `tensor_quant_overrides.json` beside samples (here one, of zeros), which nothing is chosen by:
+- onnxruntime takes `tensor_quant_overrides.json` and samples (here one, of zeros), which do not change the result:
 
 ```python
 import json, types, numpy as np
@@ -80,7 +80,7 @@ class Sidecars:
         """
         if any(is_mapped(w.values) for w in plan.weights.values()):
             raise HardwareError(
-                "the sidecars come with a float model of their own, which is not made of weights that stay in files "
+                "the sidecars need a float model of their own, which cannot have weights in external files "
                 "(model.resident_mb); legal is a larger model.resident_mb, or another realize",
                 stage="realize",
             )
@@ -182,7 +182,7 @@ def _encoded_weight(w: WeightTensor) -> dict[str, Any]:
 
 
 def _quant_type(dtype: DType) -> str:
-    """A type as onnxruntime's QuantType calls it."""
+    """Return a type as onnxruntime's QuantType calls it."""
     return f"Q{'' if dtype.signed else 'U'}Int{dtype.bits}"
 
 

@@ -62,7 +62,7 @@ class Stored:
         )
 
     def _multiplied(self, context: Context, q: Quantizer, value: ir.Value) -> ir.Value:
-        """(q - z)·s written as Cast, Sub, Mul: the same numbers as DequantizeLinear, without its side effect."""
+        """Write (q - z)·s as Cast, Sub, Mul: the same numbers as DequantizeLinear, without its side effect."""
         b, tensor = context.builder, q.tensor
         real = b.op("Cast", value, name=f"{tensor}/cast", to=int(ir.DataType.FLOAT))
         if q.zero_point:
@@ -265,7 +265,7 @@ def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
     """
     if q.dtype.bits > 8:
         raise HardwareError(
-            f"it stores {q.dtype}; onnxruntime has no 16-bit integer kernels behind the qdq and qoperator forms, it "
+            f"it stores {q.dtype}. onnxruntime has no 16-bit integer kernels for the qdq and qoperator forms and "
             "would compute in float32; use realize=integer",
             stage="realize",
             where=where,
@@ -286,9 +286,9 @@ def exact_pairs_only(plan: Accumulate) -> None:
     """
     if plan.pairs is not None:
         raise HardwareError(
-            f"{len(plan.pairs.owner)} pairs of its products can saturate in int16 on avx2. The qdq and qoperator forms "
-            "leave that to the CPU that runs them, and cannot be compared on another one: use realize=integer to see "
-            "what it does, or hardware.weights.reduce_range=true, with which no pair saturates",
+            f"{len(plan.pairs.owner)} pairs of its products can saturate in int16 on avx2. In the qdq and qoperator "
+            "forms this depends on the CPU, so another CPU cannot verify it. Use realize=integer to see the effect, or "
+            "hardware.weights.reduce_range=true, with which no pair saturates",
             stage="realize",
             where=plan.node,
         )
@@ -303,7 +303,7 @@ def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) ->
     if data.dtype.signed and not weight.dtype.signed:
         raise HardwareError(
             f"it multiplies {data.dtype} activations by {weight.dtype} weights, for which onnxruntime has no kernel "
-            "behind the qdq and qoperator forms; use realize=integer",
+            "in the qdq and qoperator forms; use realize=integer",
             stage="realize",
             where=plan.node,
         )
@@ -312,7 +312,7 @@ def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) ->
 def no_accumulators(where: str) -> HardwareError:
     """Return the message of a form that cannot express accumulators between ops."""
     return HardwareError(
-        "this hardware hands accumulators from op to op, which the qdq and qoperator forms cannot express; "
+        "this hardware passes accumulators from op to op, which the qdq and qoperator forms cannot express; "
         "use realize=integer",
         stage="realize",
         where=where,

@@ -4,7 +4,7 @@ Such a tool makes integer kernels of what stands between the two, by its own rul
 all: clamps are float ones before QuantizeLinear, averages are the original pools, biases are floats (the values of the
 plan's integers). 16-bit tensors have Q/DQ of 16 bits (opset 21). An addition that is fused with a convolution reads its
 result as it is, without Q/DQ in between (TensorRT calls that explicit quantization). onnxruntime runs nodes that it
-cannot fuse in float32; where this differs from the plan, `inexact` names the reason.
+cannot fuse in float32. If this differs from the plan, `inexact` names the reason.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VendorQdq(Qdq):
     def _clamped(
         self, context: Context, value: ir.Value, q: Quantizer, low: int | None, *, high: int | None
     ) -> ir.Value:
-        """Relu where zero is the only bound, else Clip at steps of the grid, which rounding keeps."""
+        """Write Relu where zero is the only bound, else Clip at steps of the grid, which rounding keeps."""
         if low is None and high is None:
             return value
         if low == q.zero_point and high is None:
@@ -101,7 +101,7 @@ class VendorQdq(Qdq):
                 self._remember("sums that overflow or saturate on the device", node.name)
         if plan.output is None:
             if kernel.output not in context.graph.output_names:
-                self._remember("an accumulator is handed on in float32", node.name)
+                self._remember("an accumulator is passed on in float32", node.name)
             return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
         result = context.builder.copy(node, inputs, [f"{node.outputs[0]}_real"])[0]
         return self._finish(context, kernel, result, plan.output)

@@ -313,7 +313,7 @@ class _View:
         """Return decided thresholds of the weight, or those of exact numbers, in the form that it has."""
         own, schema = self.thresholds, self._walk.problem.schema.weights
         if own is None:
-            self.refuse(who, "decides on a weight, and there is none to decide")
+            self.refuse(who, "decides on a weight, and this layer has no open weight")
         if isinstance(given, ExactGrid):
             bits = self._walk.strategy.bits[self.weight or ""]
             scale = np.broadcast_to(np.asarray(given.scale, np.float64), own.shape[: max(own.ndim - 1, 0)] or own.shape)

@@ -24,7 +24,7 @@ AUTO = "auto"
 def whole(name: str, value: int, least: int) -> None:
     """Refuse a parameter that is not a whole number of at least `least`, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"has {name}={value!r}; legal are whole numbers, {least} and above", where=KEY)
+        raise ConfigError(f"has {name}={value!r}; legal are integers, {least} and above", where=KEY)
 
 
 def share(name: str, value: float) -> None:

@@ -149,7 +149,7 @@ def _rotate(work: Work, state: State, options: Rotation) -> State:
         raise NotApplicable(_why("no tensors are tied together by linear ops alone, between layers", reasons))
     free = [s for s in found.values() if not state.overrides.channels.keys() & {*s.tensors, *s.behind}]
     if not free:
-        raise NotApplicable("the channels of all streams are in other units already; rotate stands in front of those")
+        raise NotApplicable("the channels of all streams are already rescaled; put rotate before such steps")
     with one_thread_each() as pool:
         made = rotations(state.graph, state.topology, free, options, apply=pool.map)
     if not made:

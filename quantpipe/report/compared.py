@@ -87,7 +87,7 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 
 def beside(row: Mapping[str, Any] | None) -> str:
-    """Return how a run stands beside the best one, in words."""
+    """Return the comparison of a run with the best one, in words."""
     if row is None:
         return text.DASH
     return f"{_difference(row)}, {'p ' + _p(row['p_holm'])}{'' if row['p_holm'] < CHANCE else ' (may be chance)'}"
@@ -114,7 +114,7 @@ def _below(report: Mapping[str, Any]) -> list[str]:
 
 
 def tests_of(report: Mapping[str, Any]) -> str:
-    """Return the names of the tests behind the p values."""
+    """Return the names of the tests that gave the p values."""
     names = {"McNemar": "McNemar's exact test", "Wilcoxon": "Wilcoxon's signed-rank test"}
     return " and ".join(dict.fromkeys(names[row["test"]] for row in report["paired"]))
 
@@ -163,7 +163,7 @@ def compare_note(report: CompareReport) -> str:
     """Return the comparison in a few lines of Markdown: what MLflow shows as the description of a sweep."""
     labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
     key, head = ("top1", "accuracy") if labelled else ("kl", "KL")
-    lines = [f"| | what differs | {head} | size | bits of weights | beside the best |", "|---|---|---|---|---|---|"]
+    lines = [f"| | what differs | {head} | size | bits of weights | vs best |", "|---|---|---|---|---|---|"]
     paired = {row["label"]: row for row in report["paired"]}
     for run in report["runs"]:
         best = run["label"] == report["best"]

@@ -78,7 +78,7 @@ def _accumulators(sums: Sequence[Mapping[str, Any]]) -> Table:
 
 def _biases(sums: Sequence[Mapping[str, Any]]) -> Table:
     rows = [(a["node"], text.number(a["bias_threshold"])) for a in sums]
-    return _table("biases that fit only for large input ranges", ("node", "least input threshold"), rows)
+    return _table("biases that fit only for large input ranges", ("node", "smallest input threshold"), rows)
 
 
 def _waste(wasted: Sequence[Mapping[str, Any]]) -> Table:
@@ -87,7 +87,7 @@ def _waste(wasted: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _loads(forms: Sequence[Mapping[str, Any]]) -> Table:
-    """The forms that the device's tool chain loads."""
+    """Return the forms that the device's tool chain loads."""
     said = {True: "yes", False: "no", None: text.DASH}
     rows = [
         (f["form"], f"realize={f['form']}" if f["written"] else text.DASH, said[f["exact"]], f["why"] or "")

@@ -1,4 +1,4 @@
-"""What is wrong with a result that misses, for the last lines on the terminal and for the page."""
+"""Summarize why a result misses its objective, for the last lines on the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MENDING = 2
 
 
 def diagnosed(part: DiagnosisPart | None) -> Iterator[Text]:
-    """Yield what costs most and what would mend it, a line each; nothing where nothing was looked for."""
+    """Yield the largest losses and their remedies, a line each; nothing without a diagnosis."""
     if part is None:
         return
     places = [f"{name_of(row)} ({said})" if (said := mostly(row)) else name_of(row) for row in part["culprits"]]
@@ -28,7 +28,7 @@ def diagnosed(part: DiagnosisPart | None) -> Iterator[Text]:
     for row in [row for row in part["culprits"] if row.get("fault")][:1]:
         yield Text(f"why     {name_of(row)}: {row['fault']}")
     for row in best_of_places(part["advice"])[:MENDING]:
-        yield Text(f"mend    {row['role']}: {row['change']}: {gained(row)}")
+        yield Text(f"fix     {row['role']}: {row['change']}: {gained(row)}")
         if row["overrides"]:
             yield Text(f"        {shlex.join(row['overrides'])}", style="green")
     for left in part["unmeasured"]:
@@ -49,7 +49,7 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def mostly(row: Mapping[str, Any]) -> str:
-    """Return what the error of a culprit consists of: overflow, rescale, clipping or rounding; empty if unknown."""
+    """Return the main kind of a culprit's error: overflow, rescale, clipping or rounding; empty if unknown."""
     if row["overflow"]:
         return "overflow"
     split = row.get("split") or {}
@@ -61,7 +61,7 @@ def mostly(row: Mapping[str, Any]) -> str:
 
 
 def gained(row: Mapping[str, Any]) -> str:
-    """Return what a change does to the loss and the accuracy, and what it costs."""
+    """Return a change's effect on the loss and the accuracy, and its cost."""
     right = "" if row["accuracy_after"] is None else f", accuracy {text.percent(row['accuracy_after'])}"
     gain = f"{abs(100 * row['gain']):.0f} % {'less' if row['gain'] >= 0 else 'more'}"
     return f"loss {text.number(row['loss_after'])} ({gain}){right}{_cost(row)}"

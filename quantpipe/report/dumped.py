@@ -14,7 +14,7 @@ SHOWN = 12
 
 
 def kit_table(kit: Mapping[str, Any]) -> Group:
-    """Return what was exported; `kit` is what kit.json holds."""
+    """Return a table of the exported files; `kit` is the content of kit.json."""
     table = Table(title=f"Vectors of {kit['model']} on {kit['hardware']}", title_justify="left")
     for name in ("set", "tensors", "samples", "what for"):
         table.add_column(name, justify="right" if name in ("tensors", "samples") else "left", overflow="fold")
@@ -77,7 +77,7 @@ def _explanation(row: Mapping[str, Any]) -> str:
 
 
 def identified_table(report: Mapping[str, Any]) -> Group:
-    """Return what the probes leave of each field."""
+    """Return a table of the values that the probes leave for each field."""
     table = Table(title=f"{report['hardware']}, by {len(report['probes'])} probes", title_justify="left")
     for name in ("field", "", "values that agree", "would decide"):
         table.add_column(name, overflow="fold")

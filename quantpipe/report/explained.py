@@ -1,4 +1,4 @@
-"""The answer of `command=explain` for the terminal: what costs most, and what would mend it."""
+"""The answer of `command=explain` for the terminal: the largest losses and their remedies."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _head(report: Mapping[str, Any]) -> Text:
     if (file := report.get("file")) is not None:
         alone = text.number(report["loss_by_scales"])
         return Text(
-            f"{PurePath(file).name} ({report['hardware']}) beside {name}: loss {loss}{right}\n"
-            f"Its scales and integers in the float model: loss {alone}; what follows is about these.\n"
+            f"{PurePath(file).name} ({report['hardware']}) compared with {name}: loss {loss}{right}\n"
+            f"Its scales and integers in the float model: loss {alone}; all below is about these.\n"
         )
     said = f"{name} on {report['hardware']}: loss {loss}{right}\n"
     said += "It meets its objective.\n" if report["shortfall"] is None else f"{report['shortfall']}\n"
     if before is not None:
-        said += f"Recovery brought the loss from {text.number(before)} to {loss}; what follows is of the run without.\n"
+        said += f"Recovery brought the loss from {text.number(before)} to {loss}; all below is without recovery.\n"
     return Text(said)
 
 
@@ -56,7 +56,8 @@ def _causes(report: Mapping[str, Any]) -> Table:
         table.add_row(Text(name), *figures, text.decibel(row["accumulated"]), mostly(row) or text.DASH)
     more = f"; {len(rows) - SHOWN} more in explain.json" if len(rows) > SHOWN else ""
     table.caption = Text(
-        f"alone: loss with only this quantized; SQNR: of the output then; so far:\nof the tensor in the run{more}",
+        "alone: loss if only this tensor is quantized; SQNR: output SQNR then;\n"
+        f"so far: SQNR of the tensor itself in this run{more}",
         style="dim",
     )
     table.caption_justify = "left"
@@ -71,9 +72,9 @@ def _worst(outputs: Sequence[Mapping[str, Any]]) -> str:
 def _advice(report: Mapping[str, Any]) -> list[Text]:
     best = best_of_places([row for row in report["advice"] if row["advised"]])
     if not best:
-        return [Text(f"\nNone of {len(report['advice'])} changes that were measured gains anything to speak of.")]
+        return [Text(f"\nNone of the {len(report['advice'])} measured changes gains anything significant.")]
     first = best[0]
-    head = "What would mend it" if first["gain"] >= WORTH else "What it could do without"
+    head = "What would fix it" if first["gain"] >= WORTH else "What it could do without"
     said = [Text(f"\n{head} (from a loss of {text.number(first['loss_before'])}):")]
     for number, row in enumerate(best[:SHOWN], 1):
         said.append(Text(f"\n{number:2}. {row['role']}: {row['change']}", style="bold"))

@@ -1,4 +1,4 @@
-"""What a report says of the quantized model that a run started from, in one sentence."""
+"""Summarize in one sentence the quantized model that a run started from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quantpipe.types import ImportedPart
 
 
 def imported_verdict(part: ImportedPart) -> str:
-    """Return what was imported, and whether the integers are still the same, in one line."""
+    """Return the imported parts, and whether the integers are still the same, in one line."""
     forms = ", ".join(part["forms"])
     head = f"{forms}: {part['tensors']} tensors, {part['weights']} weights, import.keep={part['keep']}"
     changed = len(part["changed"])

@@ -25,9 +25,9 @@ def lint_table(found: Mapping[str, Any]) -> Group:
     if not found["quantized_ops"]:
         verdict = Text("there is no integer op in it: nothing to lint", style="bold red")
     elif refused:
-        verdict = Text(f"{refused} things the device would refuse", style="bold red")
+        verdict = Text(f"{refused} findings that the device would reject", style="bold red")
     else:
-        verdict = Text("nothing that the device would refuse", style="green")
+        verdict = Text("nothing that the device would reject", style="green")
     if not findings:
         return Group(head, verdict)
     table = Table()

@@ -17,7 +17,7 @@ ROWS = (
 
 
 def run_note(report: RunReport) -> str:
-    """Return what a run found: whether it holds, whether its objective is met, and the figures beside float's."""
+    """Return a run's summary: whether it holds, whether its objective is met, and the figures next to float's."""
     _, sentence = text.verdict(report.get("agreement"))
     missed = str((report.get("search") or {}).get("shortfall") or "")
     models: Mapping[str, Mapping[str, Any]] = by_model(report["metrics"])

@@ -1,6 +1,6 @@
 """The report as one self-contained HTML page: no script, nothing from the network, readable in ten years.
 
-The verdict comes first, then figures, then the numbers behind them.
+The verdict comes first, then figures, then the numbers that support them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODELS = ("float", "simulated", "realized")
 def render_html(report: RunReport, figures: Figures | None = None) -> str:
     """Return the page of a report.json dict.
 
-    Keys may be missing and values None: the page then shows a dash. `figures`: what is drawn beside its numbers
+    Keys may be missing and values None: the page then shows a dash. `figures`: the data drawn in addition
     (evaluate/figures.json), where that is known.
     """
     tone, sentence = text.verdict(report.get("agreement"))
@@ -112,19 +112,19 @@ def _template() -> jinja2.Template:
 
 
 def _warnings(report: Mapping[str, Any]) -> list[Any]:
-    """What is not said above the rest."""
+    """Return the warnings that are not already in the sections above."""
     found = (*(report.get("warnings") or ()), report.get("host"))
     said = (*(report.get("doubts") or ()), (report.get("search") or {}).get("shortfall"))
     return [w for w in found if w is not None and w not in said]
 
 
 def _rows(items: Any) -> list[dict[str, Any]]:
-    """A list of mappings; what is no mapping becomes the one column `what`."""
+    """Return a list of mappings; what is no mapping becomes the one column `what`."""
     return [dict(item) if isinstance(item, Mapping) else {"what": item} for item in items or ()]
 
 
 def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of nodes whose other columns are the same become one, which names all of its nodes."""
+    """Return rows with merged nodes: rows whose other columns are equal become one, which names all nodes."""
     found: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for row in rows:
         rest = {key: value for key, value in row.items() if key != "node"}
@@ -133,18 +133,18 @@ def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _by_sqnr(layer: Mapping[str, Any]) -> tuple[bool, float]:
-    """Worst first; what has no value last."""
+    """Return the sort key: worst first; rows without a value last."""
     value = layer.get("sqnr_db")
     return (False, float(value)) if isinstance(value, int | float) else (True, 0.0)
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys of all rows, in order of first appearance."""
+    """Return the keys of all rows, in order of first appearance."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def _cell(value: Any) -> str:
-    """A value of unknown kind: numbers shortened, lists joined."""
+    """Return a value of unknown kind: numbers shortened, lists joined."""
     if isinstance(value, list | tuple):
         return ", ".join(_cell(item) for item in value[:8]) + (f", … ({len(value)})" if len(value) > 8 else "")
     if isinstance(value, Mapping):

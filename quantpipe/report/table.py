@@ -91,7 +91,7 @@ def _models(report: RunReport) -> Table:
 
 
 def _caption(report: RunReport, sentence: str, tone: str) -> Text:
-    """The verdict, and below it the sessions that it was taken in."""
+    """Return the verdict, and below it the sessions that it was taken in."""
     found = Text(sentence, style=_TONES[tone])
     sessions = text.sessions(report.get("agreement"))
     return found.append(f"\n{sessions}", style="dim") if sessions else found
@@ -102,7 +102,7 @@ def _candidates(search: Mapping[str, Any]) -> str:
 
 
 def _precision(decided: PrecisionRecord) -> Table:
-    """A row per role of nodes that stay in float: how many, which share of the multiplications, and why."""
+    """Return a row per role of nodes that stay in float: how many, which share of the multiplications, and why."""
     table = Table(title="precision, decided before the search", caption_justify="left")
     table.caption = Text(text.precision(decided))
     table.add_column("decided")
@@ -117,9 +117,9 @@ def _precision(decided: PrecisionRecord) -> Table:
 def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> Table:
     """Return a table with a row per step of recovery that was tried.
 
-    It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed; below it
-    stand the steps that could not be made with their reasons in short (the page has all of it), and what all of it cost
-    and gained, where it ran for a missed objective.
+    It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed. After it come
+    the steps that could not be made, with their reasons in short (the page has all of it). The total cost and gain
+    follow, where recovery ran for a missed objective.
     """
     table = Table(title="recovery, judged on samples that it was not fitted to", caption_justify="left")
     said = [

@@ -75,7 +75,7 @@ def squared_error(report: RunReport) -> float | None:
 
 
 FOUND = (
-    ("detections", "detections, AP beside float"),
+    ("detections", "detections, AP compared with float"),
     ("map", "mAP 0.5:0.95, labels"),
     ("map50", "mAP 0.5, labels"),
 )
@@ -90,7 +90,7 @@ def detections(report: RunReport) -> list[tuple[str, list[str]]]:
 
 
 def _named(rows: Any) -> list[dict[str, Any]]:
-    """Rows of outputs."""
+    """Return rows of outputs."""
     found = rows if isinstance(rows, list | tuple) else ()
     return [row for row in found if isinstance(row, dict) and isinstance(row.get("output"), str)]
 
@@ -109,13 +109,13 @@ def nearness(row: dict[str, Any]) -> str:
 
 
 def _parts(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Rows of the parts of an output."""
+    """Return rows of the parts of an output."""
     found = row.get("parts")
     return [part for part in found if isinstance(part, Mapping)] if isinstance(found, list | tuple) else []
 
 
 def size(value: Any) -> str:
-    """Return bytes in the greatest fitting unit (powers of 1000)."""
+    """Return bytes in the largest fitting unit (powers of 1000)."""
     if not _is_number(value):
         return _other(value)
     for unit in ("B", "kB", "MB", "GB"):
@@ -159,7 +159,7 @@ def times(value: Any, base: Any, less: str, more: str) -> str:
 
 
 def tables(rows: Any) -> str | None:
-    """Return in one line what storing tables of looked-up rows in integers comes to; None where there are none."""
+    """Return in one line the effect of look-up tables in integers; None without such tables."""
     found = [row for row in rows or () if isinstance(row, dict)]
     if not found:
         return None
@@ -224,9 +224,9 @@ def verdict(agreement: Any) -> tuple[str, str]:
 
 
 def _rounded(agreement: dict[str, Any]) -> str:
-    """What the count of differing elements leaves out: values that float32 rounds another way."""
+    """Return the differing elements that are not counted: values that float32 rounds another way."""
     said = []
-    for key, where in (("behind_float", "behind nodes in float"), ("real_inexact", "of real results of kernels")):
+    for key, where in (("behind_float", "after nodes in float"), ("real_inexact", "of real results of kernels")):
         if _is_number(agreement.get(key)) and agreement[key]:
             said.append(f"{number(agreement[key])} {where}")
     return f"; besides, {' and '.join(said)} differ by the rounding of float32" if said else ""
@@ -255,7 +255,7 @@ def _session(row: dict[str, Any]) -> str:
 
 
 def proof(found: Any) -> str | None:
-    """Return what the certificate proves, and how much is checked on samples only; None without a certificate."""
+    """Return the proved claims, and how much is checked on samples only; None without a certificate."""
     found = found if isinstance(found, dict) else {}
     proved, kernels = found.get("proved"), found.get("kernels")
     if not (_is_number(proved) and _is_number(kernels)):
@@ -281,7 +281,7 @@ def _other(value: Any) -> str:
 
 
 def recovery_gain(gain: RecoveryGain) -> str:
-    """Return what recovery for a missed objective cost and gained, in words."""
+    """Return cost and gain of recovery for a missed objective, in words."""
     metric = gain["metric"]
     sign = -1 if metric in ("auto", "kl", "mse") else 1  # losses, whose values are negative
     before, after, least = (number(sign * value) for value in (gain["before"], gain["after"], gain["least_value"]))
@@ -307,10 +307,10 @@ def precision(record: PrecisionRecord) -> str:
     before, after = (_loss(record[key]) for key in ("loss_before", "loss_after"))
     loss, count = f"loss {before}", f"({record['evaluations']} evaluations)"
     if not parts:
-        return f"{loss}; nothing that was tried mends it {count}"
+        return f"{loss}; no tried change fixes it {count}"
     return f"{', '.join(parts)}: {loss} to {after} {count}"
 
 
 def _loss(value: float | None) -> str:
-    """A loss in words; files have none for an infinite one."""
+    """Return a loss in words; files store no infinite loss."""
     return "infinite" if value is None or not math.isfinite(value) else f"{value:.3g}"

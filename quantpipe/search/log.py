@@ -206,8 +206,8 @@ class JsonlLog:
 
     def _foreign(self) -> ArtifactError:
         return ArtifactError(
-            f"is no trial log of this program (the first line must be a header of format {FORMAT!r}, "
-            f"version {VERSION}, and no line is one of this search); give another folder or move the file away",
+            f"is no trial log of this program: the first line must be a header of format {FORMAT!r}, version "
+            f"{VERSION}, and no line belongs to this search. Give another folder or move the file away",
             stage="search",
             where=str(self.path),
         )

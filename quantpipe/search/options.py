@@ -40,7 +40,7 @@ def whole(key: str, value: Any, *, least: int, also: str = "") -> int:
         ConfigError: for anything else.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise illegal(key, value, f"a whole number of at least {least}{also}")
+        raise illegal(key, value, f"an integer of at least {least}{also}")
     return value
 
 

@@ -11,7 +11,7 @@ from quantpipe.search.objective import Metric, Objective
 from quantpipe.search.options import illegal
 from quantpipe.types import Trial
 
-_LEGAL = "knee, within:X (least cost with a loss of at most X) or best (greatest value)"
+_LEGAL = "knee, within:X (lowest cost with a loss of at most X) or best (highest value)"
 
 
 def front(trials: Iterable[Trial]) -> tuple[Trial, ...]:

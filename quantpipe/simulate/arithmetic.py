@@ -41,7 +41,7 @@ class Arithmetic:
     def _limit(
         self, context: Context, acc: ir.Value, limit: Limit | None, bound: int, *, tensor: str, node: Node
     ) -> ir.Value:
-        """What the accumulator's type leaves of exact sums; both are remembered, to be counted.
+        """Write exact sums as the accumulator's type holds them; both are recorded, to be counted.
 
         v - 2^b·floor((v + 2^(b-1)) / 2^b) or a clip, in floats that hold every step exactly. (Casts would wrap too, but
         the runtime merges a chain of casts into one, and a float beyond the last type wraps or not as the CPU likes.)
@@ -78,7 +78,7 @@ class Arithmetic:
         )
 
     def _clip_channels(self, context: Context, r: Requantize, value: ir.Value, tensor: str, *, layout: str) -> ir.Value:
-        """Each channel of q - z between bounds of its own."""
+        """Return each channel of q - z between bounds of its own."""
         for bound, op, side in zip(r.by_channel or (), ("Max", "Min"), ("low", "high"), strict=True):
             centred = fr.along_channels((bound - r.zero_point).astype(np.float32), context.graph, layout)
             parameter = self._scalar(context, f"{tensor}.channel_{side}", centred)
@@ -111,7 +111,7 @@ class Arithmetic:
     def _store_fixed(
         self, context: Context, r: Requantize, acc: ir.Value, tensor: str, *, layout: str | None
     ) -> ir.Value:
-        """An int64 accumulator times a fixed-point number, between its bounds, as q - z in float32."""
+        """Return an int64 accumulator times a fixed-point number, between its bounds, as q - z in float32."""
         writer = self._writer(context)
         scaled = multiplied(context, writer, r, acc, layout=layout or tensor, name=tensor)
         clipped = writer.clip(scaled, r.low - r.zero_point, r.high - r.zero_point, tensor)
@@ -199,7 +199,7 @@ class Arithmetic:
         return self._parameter(context, self.weights, name, value)
 
     def _parameter(self, context: Context, store: Parameters, name: str, value: Array) -> ir.Value:
-        """A graph input, declared once per name and value (names made from a node and from a tensor may be alike)."""
+        """Return a graph input, declared once per name and value (node names and tensor names may be equal)."""
         found = self._declared.get(name)
         known = store.get(found.name or "") if found is not None else None
         if found is not None and known is not None and known.dtype == value.dtype and np.array_equal(known, value):

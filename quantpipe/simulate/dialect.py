@@ -1,8 +1,8 @@
 """The simulated graph: the integer model's own arithmetic, written in float32, with the numbers as graph inputs.
 
 Every integer edge carries q - z as an integer-valued float32. Convolutions and products of such values are exact as
-long as their sums stay below 2^24 (the plan bounds them per channel); where they may not, operands are split into
-digits (`digits.py`) and the sum goes on in float64. Requantization repeats the hardware's own formula. So the
+long as their sums stay below 2^24 (the plan bounds them per channel). Where they may not, operands are split into
+digits (`digits.py`) and the sum continues in float64. Requantization repeats the hardware's own formula. So the
 simulated graph does not approximate the realized one: it computes the same integers (docs/numerics.md, 4).
 """
 
@@ -49,7 +49,7 @@ class Simulated(Arithmetic):
     """Write the simulated form, and collect the values of the inputs that the graph declares.
 
     `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: the integer
-    weights behind those values of `weights` that are integers less their zero points.
+    weights of those values of `weights` that are integers less their zero points.
     """
 
     name = "simulated"
@@ -120,7 +120,7 @@ class Simulated(Arithmetic):
         return {}
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write a node that multiplies real numbers by an integer weight, as float op on the real weight."""
+        """Write a node that multiplies floats by an integer weight, as float op on the real weight."""
         weight = context.plan.weights[kernel.weight or ""]
         real = real_weight(weight, context.topology.weight_of[weight.tensor].channel_axis)
         found = self._weight(context, f"{weight.tensor}.real", real)
@@ -129,7 +129,7 @@ class Simulated(Arithmetic):
         return context.builder.copy(node, inputs)[0]
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
-        """Write the product of a loop's state by an integer weight, with whole numbers in float32 or float64."""
+        """Write the product of a loop's state by an integer weight, with integral values in float32 or float64."""
         q, product = step.quantizer, step.product
         weight = context.plan.weights[product.weight]
         name = f"{product.weight}.centred"
@@ -149,7 +149,7 @@ class Simulated(Arithmetic):
         return step.op("Mul", sums, self._scalar(context, f"{product.node}.scale", product.scale), name="real")
 
     def store_state(self, context: Context, state: CarriedState) -> ir.Value:
-        """Write what a step hands on: (q - z) · scale, with whole numbers in float32."""
+        """Write the state that a step passes on: (q - z) · scale, with integral values in float32."""
         q = state.quantizer
         bounds = [self._scalar(context, f"{q.tensor}.{side}", np.float32(v)) for side, v in
                   (("low", q.low), ("high", q.high))]  # fmt: skip
@@ -220,7 +220,7 @@ class Simulated(Arithmetic):
         return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
 
     def _signed(self, context: Context, plan: Sum, terms: list[ir.Value]) -> list[ir.Value]:
-        """What is subtracted is negated before the addition."""
+        """Negate subtracted terms before the addition."""
         found = []
         for number, value in enumerate(terms):
             wide = self._is_wide(value)
@@ -231,7 +231,7 @@ class Simulated(Arithmetic):
         return found
 
     def _add_free(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
-        """The kernel adds the zero point before it rounds, so a tie goes to the even q and not to the even q - z."""
+        """Write a free sum; the kernel adds the zero point before it rounds, so a tie goes to the even q, not q - z."""
         assert plan.output is not None  # noqa: S101
         operands = []
         for number, term in enumerate(plan.terms):
@@ -247,7 +247,7 @@ class Simulated(Arithmetic):
         )
 
     def _add_fixed(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
-        """In int64: what the device computes in int32 with 64-bit products."""
+        """Write a fixed-point sum in int64; the device computes it in int32 with 64-bit products."""
         assert plan.output is not None  # noqa: S101
         writer, values = self._writer(context), []
         for number, term in enumerate(plan.terms):
@@ -318,8 +318,8 @@ class Simulated(Arithmetic):
     def _float_weight(self, context: Context, weight: WeightTensor) -> ir.Value:
         """Write q_w - z_w as float32.
 
-        Weights that lie in a file are bound as they are and cast in every run, so that a model whose weights do not fit
-        into memory needs one of them at a time.
+        Weights in a file are bound as they are and cast in every run. So a model whose weights do not fit into memory
+        needs one of them at a time.
         """
         if not is_mapped(weight.values):
             found = self._weight(context, f"{weight.tensor}.q", weight.centred().astype(np.float32))
@@ -335,7 +335,7 @@ class Simulated(Arithmetic):
         return context.builder.op("Sub", real, offset, name=f"{weight.tensor}.centred")
 
     def _split_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
-        """The same sum by digits, for sums that float32 cannot hold; the result is float64."""
+        """Return the same sum by digits, for sums that float32 cannot hold; the result is float64."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
         weight = context.plan.weights[plan.weight]
         axis, peak = context.topology.weight_of[weight.tensor].channel_axis, max(abs(q.low), abs(q.high))
@@ -357,7 +357,7 @@ class Simulated(Arithmetic):
     def _saturate_pairs(
         self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, *, acc: ir.Value
     ) -> ir.Value:
-        """Less what pairs of products lose to saturation, on CPUs that add them in int16."""
+        """Subtract the loss of pairs of products to saturation, on CPUs that add them in int16."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
         centred = context.get(q.tensor, Form.QUANTIZED)
         excess = pair_excess(

@@ -1,8 +1,8 @@
 """Sums of products that float32 cannot hold, as several that it can.
 
-Float32 holds whole numbers below 2^24 exactly. Where the sums of a layer may be larger (16-bit operands, many inputs),
-data and weights are written as sums of digits, x = Σ x_j and w = Σ w_i, each a whole number of few bits times a power
-of two. Every Σ x_j·w_i is exact in float32 then, and they are added in float64.
+Float32 holds integers below 2^24 exactly. Where the sums of a layer may be larger (16-bit operands, many inputs), data
+and weights are split into digits. They are x = Σ x_j and w = Σ w_i, each digit an integer of few bits times a power of
+two. Every Σ x_j·w_i is exact in float32 then, and they are added in float64.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Digits:
-    """Split whole numbers into `count` digits, each `bits` wide but for the first, which holds the rest.
+    """Split integers into `count` digits, each `bits` wide but for the first, which holds the rest.
 
-    Digit j (the last one is 0) is a whole number times 2^(j·bits); but for the first they are at most 2^(bits-1) in
+    Digit j (the last one is 0) is an integer times 2^(j·bits); but for the first they are at most 2^(bits-1) in
     magnitude.
     """
 
@@ -40,8 +40,7 @@ class Digits:
     bits: int
 
     def of(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Yield the integers of all digits of integral values, the first digit first; ties go to even, as in the graph.
-        """
+        """Yield the integers of all digits of integral values, in order; ties go to even, as in the graph."""
         for place in range(self.count - 1, 0, -1):
             step = 1 << (place * self.bits)
             whole = intmath.round_real(value / step).astype(value.dtype)
@@ -50,7 +49,7 @@ class Digits:
         yield value
 
     def peak(self, most: int) -> int:
-        """Return the greatest magnitude of these whole numbers, for values up to `most`."""
+        """Return the maximum magnitude of these integers, for values up to `most`."""
         first = int(intmath.round_real(most / (1 << ((self.count - 1) * self.bits))))
         return first if self.count == 1 else max(first, 1 << (self.bits - 1))
 
@@ -82,9 +81,9 @@ def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) ->
             found = other, own
     if found is None:
         raise HardwareError(
-            "its sums of products are too long to be simulated exactly: with data and weights split into up to "
-            f"{MOST} digits each they still may reach {EXACT}, where float32 no longer holds every whole number; "
-            "keep this node in float with annotate.float_nodes",
+            f"its sums of products are too long for an exact simulation. Even with up to {MOST} digits for data and "
+            f"weights they may reach {EXACT}, where float32 cannot represent every integer. Keep this node in float "
+            "with annotate.float_nodes",
             stage="simulate",
             where=node,
         )
@@ -92,20 +91,20 @@ def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) ->
 
 
 def _peak(weight: WeightTensor) -> int:
-    """The greatest |q - z| that the weight's type allows."""
+    """Return the maximum |q - z| that the weight's type allows."""
     least, most = weight.dtype.qmin, weight.dtype.qmax
     return most - least if weight.has_zero_point else max(-least, most)
 
 
 def _splits(peak: int) -> Iterator[Digits]:
-    """One digit, two, and so on, each as narrow as it can be."""
+    """Yield one digit, two, and so on, each as narrow as it can be."""
     yield Digits(1, 0)
     for count in range(2, MOST + 1):
         yield min((Digits(count, bits) for bits in range(1, 17)), key=lambda d: d.peak(peak))
 
 
 def _reach(weight: WeightTensor, channel_axis: int, digits: Digits) -> int:
-    """The greatest Σ|w_i| of any output channel and digit."""
+    """Return the maximum Σ|w_i| of any output channel and digit."""
     shape = weight.values.shape
     rows = max(1, BLOCK // max(1, weight.values.size // shape[0]))
     others = tuple(a for a in range(len(shape)) if a != channel_axis)

@@ -1,4 +1,4 @@
-"""How the simulated graph writes tables, products of two activations and transposed convolutions."""
+"""Write tables, products of two activations and transposed convolutions in the simulated graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Running simulations: plans in, outputs out, sessions shared.
 
-Scales, multipliers and bounds are fed with every run; weights are bound as constants, with one session per set of
-weights, because a session costs 0.08 s while weights as inputs cost half a float pass more on every run (measured on
+Scales, multipliers and bounds are fed with every run. Weights are bound as constants, with one session per set of
+weights. A session costs 0.08 s, while weights as inputs cost half a float pass more on every run (measured on
 efficientnet_lite0: the runtime can then no longer lay them out in advance).
 """
 
@@ -95,7 +95,7 @@ class Simulator:
         self._skeletons: LRUCache[bytes, bytes] = LRUCache(sessions)
 
     def prepare(self, plan: QuantPlan) -> tuple[Session, Mapping[str, NDArray[Any]]]:
-        """Return the session of a plan and the parameters to feed beside the samples."""
+        """Return the session of a plan and the parameters to feed with the samples."""
         simulation = simulate(self._graph, self._topology, plan, self._stored)
         structure = structure_digest(simulation.rendered.model)
         key = structure + _weights_digest(simulation)
@@ -105,7 +105,7 @@ class Simulator:
         return session, simulation.scalars
 
     def _session(self, simulation: Simulation, structure: bytes) -> Session:
-        """Of graphs that differ in weights only, the bytes without weights are made once."""
+        """Return the session; the bytes without weights are made once for graphs that differ in weights only."""
         # Sections run in turn: cores that one leaves busy would be missing for the next.
         load = partial(Session, threads=self._threads, spin=not self._stored, where="simulated model")
         data = self._skeletons.get(structure)

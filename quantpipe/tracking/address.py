@@ -1,4 +1,4 @@
-"""Where the tracking store is: from the configuration (or the environment) to an absolute, reachable address.
+"""Resolve the address of the tracking store: from the configuration (or the environment) to an absolute one.
 
 MLflow itself anchors relative addresses in the working directory and retries an unreachable store for minutes; so the
 address is made absolute and tried here, before anything else runs. A password in it may hold `@` and `/`: it is
@@ -51,7 +51,7 @@ class Address:
 
     @property
     def ui_command(self) -> str:
-        """Return what shows the runs: a command, or the server's own address."""
+        """Return how to view the runs: a command, or the server's own address."""
         return self.shown if self.artifacts is None else f"mlflow ui --backend-store-uri {shlex.quote(self.shown)}"
 
 
@@ -95,10 +95,9 @@ def check_reachable(address: Address) -> None:
 
 
 def _check_answer(uri: str, parts: SplitResult, host: tuple[str, int]) -> None:
-    """Raise ConfigError where the server takes the connection and says nothing.
+    """Raise ConfigError where the server accepts the connection and does not answer.
 
-    Whatever it says is an answer: nothing is asked for that would need a password, so its certificate is not asked for,
-    either.
+    Any response is an answer: no request needs a password, so the certificate is not checked, either.
     """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -19,7 +19,7 @@ _REFUSED = re.compile(r"[^/\w.\- :]")
 
 
 def name(text: str) -> str:
-    """Return a name with refused characters (`|`, `>`, `[` …) as `_`.
+    """Return a name with illegal characters (`|`, `>`, `[` …) as `_`.
 
     It is never a path that leads elsewhere when resolved.
     """

@@ -1,4 +1,4 @@
-"""What is sent to one open run of MLflow: parameters, metrics, tags, samples, files and the model."""
+"""Send data to one open run of MLflow: parameters, metrics, tags, samples, files and the model."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Filing:
                 self.client.log_artifact(self.run_id, str(entry))
 
     def _is_bookkeeping(self, entry: Path) -> bool:
-        """Locks and half-written files; and the store itself, when the run folder is the launch folder."""
+        """Return whether it is a lock, a half-written file, or the store itself (in the launch folder)."""
         store = (self.store.database, self.store.artifacts)
         return entry.absolute() in store or entry.name.endswith((".lock", TEMP_SUFFIX)) or entry.name == RECORD
 

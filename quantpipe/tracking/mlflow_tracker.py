@@ -1,7 +1,7 @@
 """The tracker that files runs in MLflow.
 
-It speaks through MlflowClient with explicit run ids and never through MLflow's global state (active run, working
-directory, tracking address), because sweeps run jobs in one process, in many, and in changed directories.
+It uses MlflowClient with explicit run ids and never MLflow's global state (active run, working directory, tracking
+address). Sweeps run jobs in one process, in many, and in changed directories.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TrackingConfig:
 class MlflowTracker:
     """File one run in MLflow.
 
-    `launch_folder` is where the program was started: `mlflow.db` and `mlruns` stand there.
+    `launch_folder` is the folder in which the program was started; it contains `mlflow.db` and `mlruns`.
 
     `parent_key` names the sweep folder when the run is a job of a sweep: it becomes a child of the sweep's parent run.
     Under an outer run (`mlflow run` sets MLFLOW_RUN_ID) that run is used, and left to its owner to close; the jobs of a
@@ -115,7 +115,7 @@ class MlflowTracker:
 
     @property
     def ui_command(self) -> str | None:
-        """Return the command that shows the store in a browser, or None where there is none."""
+        """Return the command that shows the store in a browser, or None if no command does."""
         return (self._address or address.resolve(self.config.uri, self.config.launch_folder)).ui_command
 
     @property
@@ -157,7 +157,7 @@ class MlflowTracker:
             raise
         except Exception as error:
             if not _transient(error):
-                raise ConfigError(f"MLflow refuses: {brief(error)}", stage="tracking", where=self._where()) from error
+                raise ConfigError(f"MLflow rejects: {brief(error)}", stage="tracking", where=self._where()) from error
             _log.warning("MLflow: no run could be opened (%s); this run is kept in its folder only", brief(error))
             self._left_out = True
             return
@@ -196,7 +196,7 @@ class MlflowTracker:
         self._record.begin(store.shown, self._experiment, self._filing.run_id)
 
     def _reopened(self, store: address.Address, tags: Mapping[str, str], params: Mapping[str, str]) -> Any:
-        """The run that the folder is filed in, RUNNING again; None where there is none that this could go on in."""
+        """Return the run that the folder is filed in, RUNNING again; None if no such run can be continued."""
         known = self._record.known
         if known is None or (known.uri, known.experiment) != (store.shown, self._experiment):
             return None
@@ -218,7 +218,7 @@ class MlflowTracker:
         return run
 
     def _one_at_a_time(self, store: address.Address) -> contextlib.AbstractContextManager[Any]:
-        """Two jobs must not both make the tables of a new database: MLflow itself does not guard against it."""
+        """Return a lock: two jobs must not both make a new database's tables, and MLflow does not prevent it."""
         if store.database is None:
             return contextlib.nullcontext()
         return FileLock(store.database.with_name(f".{store.database.name}.lock"), wait=True)
@@ -335,7 +335,7 @@ class MlflowTracker:
 
 
 def _transient(error: Exception) -> bool:
-    """Whether it may pass by itself, or tell of a full disk: no reason to stop the user's run."""
+    """Return whether it may pass by itself, or is a full disk: no reason to stop the user's run."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import OperationalError
 

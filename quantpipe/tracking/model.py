@@ -40,8 +40,8 @@ def log_onnx(
 
     if any(t.external_data for t in onnx.load(path, load_external_data=False).graph.initializer):
         _log.warning(
-            "MLflow: %s is too large to be logged as a model (its weights lie in a data file, and MLflow would load "
-            "them all); model and data file are among the run's artifacts, under realize",
+            "MLflow: %s is too large to be logged as a model (its weights are in a data file, and MLflow would load "
+            "all of them). Model and data file are in the run's artifacts, under realize",
             path,
         )
         return None
@@ -68,7 +68,7 @@ def log_onnx(
 
 
 def _signature(proto: Any) -> Any:
-    """What the model declares. A free axis is -1."""
+    """Return the declared ports of the model; a free axis is -1."""
     from mlflow.models import ModelSignature
 
     constants = {tensor.name for tensor in proto.graph.initializer}
@@ -97,7 +97,7 @@ def _one_sample(example: Mapping[str, NDArray[Any]] | None) -> dict[str, NDArray
 
 @contextmanager
 def _global_uri(mlflow: Any, uri: str) -> Iterator[None]:
-    """MLflow's model flavors know only the global address, which lives on in the environment unless put back."""
+    """Set the global address while MLflow's model flavors need it, and restore the environment afterwards."""
     before = os.environ.get("MLFLOW_TRACKING_URI")
     mlflow.set_tracking_uri(uri)
     try:

@@ -1,9 +1,9 @@
 """The parent run of a sweep: made by the job that comes first, found by the others through a file in the sweep folder.
 
 Jobs may be processes on several machines; a file lock lets one of them make the parent while the others wait. The
-parent is RUNNING when a job starts and FINISHED when one ends, so that it ends FINISHED whichever job comes last, even
-if the launching process is gone by then. The file names the store as it may be shown: who joins or closes the parent
-knows the address with its password from the configuration or the environment.
+parent is RUNNING when a job starts and FINISHED when one ends. So it ends FINISHED whichever job comes last, even if
+the launching process is gone by then. The file names the store without its password. A job that joins or closes the
+parent knows the full address from the configuration or the environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILE = ".mlflow_parent.json"
 
 
 def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: Path, *, tags: dict[str, str]) -> str:
-    """Return the id of the sweep's parent run, made now if this store has none yet.
+    """Return the id of the sweep's parent run, made now if this store has no such run yet.
 
     `sweep_folder` names the parent; `tags` are used for a new one.
     """
@@ -83,7 +83,7 @@ def finish_sweep(
 
 
 def _results(client: Any, run_id: str | None) -> dict[str, float]:
-    """The metrics of a run, those of single candidates aside."""
+    """Return the metrics of a run, without the metrics of single candidates."""
     found = client.get_run(run_id).data.metrics if run_id is not None else {}
     return {key: value for key, value in found.items() if not key.startswith("search/tried")}
 
@@ -97,7 +97,7 @@ def _known(sweep_folder: Path) -> dict[str, Any]:
 
 
 def _reopened(client: Any, run_id: Any) -> bool:
-    """Whether the run is still in the store; it is set to RUNNING."""
+    """Return whether the run is still in the store; it is set to RUNNING."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""What the runner asks of a tracker, and the tracker that does nothing."""
+"""The protocol of a tracker, and the tracker that does nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Tracker(Protocol):
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log more parameters.
 
-        They are immutable: a second value for a name is refused with a warning.
+        They are immutable: a second value for a name is rejected with a warning.
         """
         ...
 

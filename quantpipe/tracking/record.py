@@ -1,4 +1,4 @@
-"""Which run of MLflow a run folder belongs to, kept in the folder: a resumed run goes on in it.
+"""Record the MLflow run of a run folder in the folder: a resumed run continues in it.
 
 The file names the store as it may be shown; who goes on knows the address with its password from the configuration or
 the environment.
@@ -21,7 +21,7 @@ NAME = ".mlflow_run.json"
 class Record:
     """Hold where a run folder is filed.
 
-    `trials` of its search are filed already, and the integer model of the digest `model` (None: none is); `complete`:
+    `trials` of its search are filed already, and the integer model of the digest `model` (None: not filed); `complete`:
     nothing is left to be sent.
     """
 
@@ -34,7 +34,7 @@ class Record:
 
 
 class RecordFile:
-    """Read and write the record of one run folder; without a folder there is none."""
+    """Read and write the record of one run folder; without a folder nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / NAME

@@ -13,7 +13,7 @@ _LEGAL = re.compile(r"[\w.-]{1,255}")
 
 
 def check_aliases(aliases: Sequence[str]) -> None:
-    """Raise ConfigError for an alias that MLflow would refuse at the end of the run."""
+    """Raise ConfigError for an alias that MLflow would reject at the end of the run."""
     for alias in aliases:
         if not isinstance(alias, str) or not _LEGAL.fullmatch(alias) or _RESERVED.fullmatch(alias):
             raise ConfigError(
@@ -24,7 +24,7 @@ def check_aliases(aliases: Sequence[str]) -> None:
 
 
 def check_name(name: str | None) -> None:
-    """Raise ConfigError for a name that MLflow would refuse at the end of the run."""
+    """Raise ConfigError for a name that MLflow would reject at the end of the run."""
     if name is not None and (not name.strip() or {"/", ":"} & set(name)):
         raise ConfigError(
             f"{name!r} is no name of a registered model: legal is a word without '/' and ':', or null",

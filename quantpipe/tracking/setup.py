@@ -37,7 +37,7 @@ def make_client(uri: str) -> Any:
 
 
 def within(seconds: float | None, action: Callable[[], object]) -> None:
-    """Do it; TimeoutError when it takes longer (None: as long as it takes). It then goes on behind us, and is left."""
+    """Do it; TimeoutError when it takes longer (None: no limit). The work then continues in the background."""
     if seconds is None:
         action()
         return

@@ -1,4 +1,4 @@
-"""What MLflow's own front end would have set on a run: who ran what, and at which commit."""
+"""Set the tags that MLflow's own front end would set on a run: the user, the source, and the commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 
 def standard_tags(launch_folder: Path) -> dict[str, str]:
-    """Return the tags of a new run; the commit is that of the repository that the run is started in, if it is one."""
+    """Return the tags of a new run; the commit is the one of the repository of the launch folder, if it is one."""
     tags = {"mlflow.source.name": clean.text(sys.argv[0], clean.MAX_TAG), "mlflow.source.type": "LOCAL"}
     with contextlib.suppress(OSError, KeyError, ImportError):  # a container may have no user names
         tags["mlflow.user"] = getpass.getuser()

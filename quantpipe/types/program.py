@@ -21,16 +21,16 @@ class StepOp(StrEnum):
     CONSTANT       `numbers`
     ADD, SUB, MUL  a + b, a - b, a · b
     DIV            a / b without its fraction (towards zero); b > 0
-    SHIFT          a / 2^n, rounded as `rounding` says; n is `numbers`
+    SHIFT          a / 2^n, rounded by `rounding`; n is `numbers`
     SHIFT_RIGHT    (a + 2^(b-1)) >> b, and a where b is 0; a >= 0
     SHIFT_LEFT     a · 2^b; a >= 0
     TABLE          numbers[a]
     CLIP           a between the two `numbers`
-    MAX_OVER       the greatest a along `axes`, which stay with one element
+    MAX_OVER       the maximum a along `axes`, which stay with one element
     SUM_OVER       the sum of a along `axes`
     SQUEEZE        a without its `axes` of one element
     BITS           how many binary digits a has (0 has none); a >= 0
-    SQRT           the greatest whole number whose square is at most a; 0 <= a < 2^52
+    SQRT           the largest integer whose square is at most a; 0 <= a < 2^52
     """
 
     CONSTANT = "constant"

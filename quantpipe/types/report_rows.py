@@ -281,7 +281,7 @@ class ImportedComparedPart(TypedDict):
     """The realized model's integers compared with the integers of the quantized model it was imported from.
 
     `differing_with_real_softmax`: the remaining differences where onnxruntime does not approximate a Softmax between
-    integers; null where it has none there, or where nothing differs.
+    integers; null without such a Softmax, or where nothing differs.
     """
 
     samples: int

@@ -102,7 +102,7 @@ def _of_another_form(certificate: Mapping[str, Any]) -> Verdict:
     """Of a form that is not known here, a plug-in package's, nothing may be claimed but the files' digests."""
     proved = [node for node, claim in certificate["kernels"].items() if claim["proved"]]
     form = certificate["form"]
-    expect(not proved, "certificate.json", f"the form {form!r} is unknown, and {len(proved)} kernels are said proved")
+    expect(not proved, "certificate.json", f"the form {form!r} is unknown, and {len(proved)} kernels claim a proof")
     return _summed_up(certificate)
 
 

@@ -43,7 +43,7 @@ def _named(numbers: Numbers, tensor: str) -> None:
         expect_same(scale, model.constant(f"{tensor}_scale"), tensor, "scale")
     if f"{tensor}_zero_point" in unread:
         found = model.constant(f"{tensor}_zero_point").reshape(-1)
-        expect(found.tolist() == [zero], tensor, "its zero point in the model is not that of plan.json")
+        expect(found.tolist() == [zero], tensor, "its zero point in the model differs from plan.json")
 
 
 def _entry(numbers: Numbers, tensor: str, floats: set[str]) -> None:
@@ -58,7 +58,7 @@ def _entry(numbers: Numbers, tensor: str, floats: set[str]) -> None:
     source = model.producer.get(quantize.input[0])
     real = quantize.input[0] in model.inputs or (source is not None and source.name in floats)
     expect(
-        real or model.is_constant(quantize.input[0]), tensor, "it is quantized from something else than real numbers"
+        real or model.is_constant(quantize.input[0]), tensor, "it is quantized from non-float values"
     )
     steps = np.arange(low - zero - 2, high - zero + 3, dtype=np.float64)
     near = np.concatenate([steps, steps + 0.49, steps - 0.49, [-1e30, 1e30]])
@@ -130,5 +130,5 @@ def _raw_exit(numbers: Numbers, value: str, source: str, tensor: str) -> None:
     for at in model.back(value, {source}):
         node = model.producer.get(at)
         known = at == source or (node is not None and node.op_type in ("Cast", "Mul", "DequantizeLinear"))
-        expect(known, at, "it is no part of giving an accumulator back as a real number")
+        expect(known, at, "it does not belong to the conversion of an accumulator to float")
     expect_equal(model.run(value, {source: points}), points.astype(np.float32) * scale, points, value)

@@ -54,7 +54,7 @@ class Folder:
             )
         data = claimed.get("data", {})
         expect(isinstance(data, dict), "certificate.json", "digests.data is no object")
-        expect(self._data_names() == set(data), "model.onnx", f"it reads {sorted(self._data_names())} beside it, the "
+        expect(self._data_names() == set(data), "model.onnx", f"it reads {sorted(self._data_names())}, the "
                f"certificate names {sorted(data)}")  # fmt: skip
         for name, digest in data.items():
             found = self.digest(name)
@@ -107,7 +107,7 @@ class Folder:
     def _inside(self, name: str) -> Path:
         path = self.place / name
         if path.name != name:
-            raise ArtifactError(f"it refers to {name!r}, which is no file beside it", stage="verify",
+            raise ArtifactError(f"it refers to {name!r}, which is not a file in its folder", stage="verify",
                                 where=str(self.place / "model.onnx"))  # fmt: skip
         return path
 

@@ -46,13 +46,13 @@ def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
         expect(size == block["size"], name, f"its blocks have {size} weights, {block['size']} in plan.json")
         expect_codes(block["codes"], int(entry["bits"]), weight)
         plain = entry["zero_point"] == 0 and entry["axis"] == entry["channel_axis"]
-        expect(plain, weight, "it has a zero point, or an axis of scales, besides those of its blocks")
+        expect(plain, weight, "it has a zero point or an axis of scales in addition to its blocks")
         expect(bool(np.all((low <= codes) & (codes <= high))), name, "a code of its weights is beyond its bits")
         laid = codes if int(entry["channel_axis"]) == 0 or codes.ndim > 2 else codes.T
         digest = array_digest(np.ascontiguousarray(laid).astype(np.int8))
         expect(digest == entry["values"], name, f"its weights are not those that plan.json names ({weight})")
-        expect(array_digest(scale) == entry["scale"], name, "the scales of its blocks are not those of plan.json")
-        expect(array_digest(zero) == block["zero_point"], name, "the zero points of its blocks are other ones")
+        expect(array_digest(scale) == entry["scale"], name, "the scales of its blocks differ from plan.json")
+        expect(array_digest(zero) == block["zero_point"], name, "the zero points of its blocks differ from plan.json")
 
 
 def _behind(node: onnx.NodeProto, model: Model, entry: Mapping[str, Any]) -> tuple[Array, Array, Array, int]:

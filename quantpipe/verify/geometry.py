@@ -41,7 +41,7 @@ def check_geometry(node: str, op: str, claimed: Mapping[str, Any], written: Iter
             expect(
                 own.get(name) == claimed.get(name),
                 node,
-                f"{name} of {made.name} is {own.get(name)}, the certificate says {claimed.get(name)}",
+                f"{name} of {made.name} is {own.get(name)}, the certificate has {claimed.get(name)}",
             )
 
 

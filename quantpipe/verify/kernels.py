@@ -43,7 +43,7 @@ class KernelCheck(Pieces):
         kind = self.plan["kind"]
         expect(kind in _CHECKS, self.node, f"the kind {kind!r} is unknown")
         claim = self.numbers.claims[self.node]
-        expect(kind != "device" or not claim["proved"], self.node, "arithmetic of a plug-in package is said proved")
+        expect(kind != "device" or not claim["proved"], self.node, "arithmetic of a plug-in package claims a proof")
         if not claim["proved"] and self._is_left_alone(kind):
             self._left_alone(kind)
             return
@@ -150,7 +150,7 @@ class KernelCheck(Pieces):
         )
         expect_same(entry["scale"], own.scale, self.node, "weights' scale")
         zeros = [np.asarray(v, np.int64).reshape(-1).tolist() for v in (entry["zero_point"], own.zero)]
-        expect(zeros[0] == zeros[1], self.node, "the zero points of its weights are not those of plan.json")
+        expect(zeros[0] == zeros[1], self.node, "the zero points of its weights differ from plan.json")
         if entry["axis"] is not None and own.axis is not None:
             expect(own.axis == entry["axis"], self.node, "its weights have their scales along another axis")
         bias = found.bias
@@ -269,7 +269,7 @@ class KernelCheck(Pieces):
     def _signs(self, signs: list[Any]) -> None:
         expected = 1 if self.plan["op"] == "Sub" else 0
         expect([s < 0 for s in signs].count(True) == expected, self.node,
-               f"the signs of its operands are not those of {self.plan['op']}")  # fmt: skip
+               f"the signs of its operands do not match {self.plan['op']}")  # fmt: skip
 
     def _product(self) -> None:
         tensors = [r["tensor"] for r in self.plan["reads"]]
@@ -369,10 +369,10 @@ class KernelCheck(Pieces):
         found = self.model.run(self.result, {self.numbers.value(tensor): fed}).astype(np.int64)
         expected = table[:, fed[0].astype(np.int64) - low]
         expect(np.array_equal(np.broadcast_to(found, expected.shape), expected), self.node,
-               "the table in the model is not that of plan.json")  # fmt: skip
+               "the table in the model differs from plan.json")  # fmt: skip
 
     def _program(self) -> None:
-        raise Wrong(self.node, "the certificate claims a proof of a program, and there is none")
+        raise Wrong(self.node, "the certificate claims a proof of a program, but programs have no proof")
 
     def _move(self) -> None:
         Moved(self.numbers, self.node).check()

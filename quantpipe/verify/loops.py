@@ -48,7 +48,7 @@ def check_loops(plan: Mapping[str, Any], model: Model) -> set[str]:
             body.stored(list(node.output).index(t), q := plan["quantizers"][t]): q for t in said.get("carried", ())
         }
         for place, value in body.handed_on(states).items() if grids else ():
-            expect(value in grids, name, "a step hands on what is not stored")
+            expect(value in grids, name, "a step passes a value that is not stored")
             storing |= body.check_first(node.input[place], grids[value])
     return storing
 
@@ -87,8 +87,8 @@ class Body:
             raise Wrong(where, "the state does not enter it through QuantizeLinear")
         scale, zero = (self._model.constant(i) for i in at.input[1:])
         taken = offset if whole else int(self._model.constant(product.input[2])) if len(product.input) > 2 else 0
-        expect(np.float32(scale) == np.float32(q["scale"]), where, "the state's scale is not that of plan.json")
-        expect(int(zero) == q["zero_point"] == taken, where, "the state's zero point is not that of plan.json")
+        expect(np.float32(scale) == np.float32(q["scale"]), where, "the state's scale differs from plan.json")
+        expect(int(zero) == q["zero_point"] == taken, where, "the state's zero point differs from plan.json")
         expect(str(zero.dtype) == q["dtype"], where, f"the state is {zero.dtype}, {q['dtype']} in plan.json")
         expect(list(bounds) == q["range"], where, f"the state is bounded by {bounds}, {q['range']} in plan.json")
         scales = self._behind(product)
@@ -99,7 +99,7 @@ class Body:
         value = self._made(self._outputs[place])
         *_, quantize = self._through(value, self._makers, q, f"{self._name}: {self._outputs[place]}")
         readers = [n for n in self.nodes for i in n.input if i == quantize.input[0]]
-        expect(len(readers) == 1, self._name, "what a step makes is read in front of what stores it")
+        expect(len(readers) == 1, self._name, "the result of a step is read before it is stored")
         return value
 
     def check_first(self, value: str, q: Mapping[str, Any]) -> set[str]:
@@ -136,8 +136,8 @@ class Body:
         expect([low, high] == q["range"], where, f"it is bounded by {low, high}, {q['range']} in plan.json")
         for node in (codes, at):
             scale, zero = (self._model.constant(i) for i in node.input[1:])
-            expect(np.float32(scale) == np.float32(q["scale"]), where, "its scale is not that of plan.json")
-            expect(int(zero) == q["zero_point"], where, "its zero point is not that of plan.json")
+            expect(np.float32(scale) == np.float32(q["scale"]), where, "its scale differs from plan.json")
+            expect(int(zero) == q["zero_point"], where, "its zero point differs from plan.json")
             expect(str(zero.dtype) == q["dtype"], where, f"it is {zero.dtype}, {q['dtype']} in plan.json")
         return [*passed, codes]
 

@@ -151,7 +151,7 @@ class _Walk:
             return np.asarray(_EXACT[op](*inputs))
         if op == "Clip":
             return np.asarray(np.minimum(np.maximum(inputs[0], inputs[1]), inputs[2]))
-        raise Wrong(node.name, f"{op} is not followed in whole numbers")
+        raise Wrong(node.name, f"{op} is not followed in integers")
 
 
 _EXACT: Mapping[str, Any] = {

@@ -83,7 +83,7 @@ class Pieces(Written):
         if said is not None and numbers["kind"] == "float_multiplier" and kind != "sum":
             first = said == "first"
         expect(numbers["zero_first"] is first, self.node, "its zero point is added at another place")
-        expect(numbers["kind"] == "shift" or numbers["shift"] == 0, self.node, "it has a shift, and its kind has none")
+        expect(numbers["kind"] == "shift" or numbers["shift"] == 0, self.node, "it has a shift, unlike its kind")
         if free:
             expect(numbers["multiplier"] == 1 and self.plan["accumulator_bound"] == 0, self.node,
                    "an addition in float32 has no multiplier and no bound")  # fmt: skip
@@ -106,24 +106,24 @@ class Pieces(Written):
         expect(found.value == self.numbers.value(tensor), self.node, f"it reads {found.value} in place of {tensor}")
         expect_same(scale, found.scale, self.node, f"scale of {tensor}")
         expect(
-            int(found.zero.reshape(-1)[0]) == zero, self.node, f"the zero point of {tensor} is not that of plan.json"
+            int(found.zero.reshape(-1)[0]) == zero, self.node, f"the zero point of {tensor} differs from plan.json"
         )
 
     def _stored(self, found: Fused) -> None:
         """Its result has the scale, the zero point and the bounds of plan.json."""
         made = self.plan["result"]
         if made["form"] != "quantized":
-            expect(found.out is None and found.clip is None, self.node, "it stores what plan.json hands on")
+            expect(found.out is None and found.clip is None, self.node, "it stores its result, unlike plan.json")
             return
         if found.out is None:
             raise Wrong(self.node, "its result is not stored")
         scale, zero = self.numbers.grid(made["tensor"])
         expect_same(scale, found.out[0], self.node, "result's scale")
-        expect(int(found.out[1].reshape(-1)[0]) == zero, self.node, "its result's zero point is not that of plan.json")
+        expect(int(found.out[1].reshape(-1)[0]) == zero, self.node, "its result's zero point differs from plan.json")
         numbers = self.plan["requantize"]
         expect(numbers["zero_point"] == zero, self.node, "the zero point of its requantization is not its result's")
         kernel = numbers["kind"] == "float_multiplier" and numbers["rounding"] == "half_even"
-        expect(kernel, self.node, "kernels requantize in float32, halves to even; plan.json says something else")
+        expect(kernel, self.node, "kernels requantize in float32, ties to even; plan.json has another way")
         limit = np.iinfo(found.out[1].dtype)
         bounds = [int(limit.min), int(limit.max)]
         if found.clip is not None:
@@ -156,7 +156,7 @@ class Pieces(Written):
         for where, bound in (("plan.json", self.plan["accumulator_bound"]), ("the certificate", claim["bound"])):
             expect(bound == found, self.node, f"its sums reach {found}, {where} says {bound}")
         may = {name_of(device): device for device in self._accumulators()}
-        expect(claim["dtype"] in may, self.node, "the accumulator is not that of the hardware")
+        expect(claim["dtype"] in may, self.node, "the accumulator differs from the hardware")
         device = may[claim["dtype"]]
         expect(claim["overflow"] == (overflow["overflow"] if overflow else None), self.node,
                "the certificate and plan.json differ about overflow")  # fmt: skip
@@ -165,7 +165,7 @@ class Pieces(Written):
             if not overflow:
                 raise Wrong(self.node, f"its sums reach {found}, {claim['dtype']} holds {most}")
             expect(overflow["overflow"] == overflow_of(device) and overflow["accumulator"] == claim["dtype"],
-                   self.node, "its overflow is not that of the hardware")  # fmt: skip
+                   self.node, "its overflow differs from the hardware")  # fmt: skip
         else:
             expect(not overflow, self.node, "no sum of it can overflow, plan.json models an overflow")
         self.numbers.raw[self.plan["result"]["tensor"]] = self._bounded()
@@ -192,7 +192,7 @@ class Pieces(Written):
 
     def _carried_by(self, found: str) -> None:
         claimed = self.numbers.claims[self.node]["carried"].get("by")
-        expect(claimed == found, self.node, f"the certificate says that {claimed} carries its sums, {found} has to")
+        expect(claimed == found, self.node, f"in the certificate {claimed} carries its sums, but {found} must")
 
     def _count(self, term: Mapping[str, Any]) -> int:
         stored = term["form"] == "quantized"

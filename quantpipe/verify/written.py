@@ -153,7 +153,7 @@ class Written:
         bias = np.asarray(self.plan["bias"] if self.plan["bias"] is not None else 0, np.int64)
         size = max(bias.size, found.size)
         same = np.array_equal(np.broadcast_to(bias, (size,)), np.broadcast_to(found, (size,)))
-        expect(same, self.node, "its bias is not that of plan.json")
+        expect(same, self.node, "its bias differs from plan.json")
         return np.abs(bias)
 
     def _with_bias(self, reached: Ints, bias: Ints) -> Ints:
@@ -221,7 +221,7 @@ class Written:
         expect_rising(self.model, self.result, {v: (low.astype(t), high.astype(t)) for v, t in types.items()})
         found = self.model.run(self.result, {v: points.astype(t) for v, t in types.items()})
         expected = points if bounds is None else np.clip(points, *bounds)
-        expect(np.array_equal(found, expected), self.node, "what it hands on is not its sum")
+        expect(np.array_equal(found, expected), self.node, "the value it passes on is not its sum")
 
 
 class Reach(NamedTuple):
@@ -318,7 +318,7 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
         for constant in (model.constant(i) for i in node.input if i and model.is_constant(i)):
             if node.op_type == "Mul" and wanted is not None:
                 found = found or (constant.dtype == dtype and np.array_equal(constant.reshape(-1), wanted))
-    expect(found, where, f"its {key} in the model is not that of plan.json")
+    expect(found, where, f"its {key} in the model differs from plan.json")
 
 
 def expect_equal(found: Array, expected: Array, points: Array, where: str, *, channel: int = 0) -> None:
@@ -345,7 +345,7 @@ def expect_equal(found: Array, expected: Array, points: Array, where: str, *, ch
 def expect_claim(claim: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
     """Raise Wrong where the certificate counts something else."""
     for key, value in found.items():
-        expect(claim.get(key) == value, where, f"the certificate says {key}: {claim.get(key)}, found is {value}")
+        expect(claim.get(key) == value, where, f"the certificate has {key}: {claim.get(key)}, found is {value}")
 
 
 def _total(parts: list[Array]) -> Array:

@@ -99,7 +99,7 @@ def test_names_may_be_patterns_and_later_ones_count() -> None:
         ({"nowhere": "none"}, "'nowhere' matches no tensor"),
         ({"relu1_ou": "none"}, "did you mean 'relu1_out'"),
         ({"x": "nome"}, r"kind is 'nome' \(did you mean 'none'.*; legal are uniform, calibrated, any, none"),
-        ({"x": 3}, "is 3; legal is none, or a mapping with kind"),
+        ({"x": 3}, "is 3; legal: none, or a mapping with kind"),
         ({"x": {"kind": "any"}}, "of kind any takes bits"),
         ({"x": {"kind": "any", "bits": 1}}, "bits is 1; legal are 2 to 16"),
         ({"x": calibrated(1.0, 2.0)}, "must hold 0"),
@@ -167,7 +167,7 @@ def test_a_device_without_a_multiplier_says_that_it_cannot_rescale() -> None:
     net = forked()
     found = line(net, "vta", constraints={"a_out": calibrated(-2, 2), "join_out": calibrated(-8, 8)})
     if found.topology.kernel_of["join"].operands[0].form.value == "quantized":
-        with pytest.raises(HardwareError, match="no multiplier to bring one to the other"):
+        with pytest.raises(HardwareError, match="has no multiplier to convert between them"):
             found.plan(8)
 
 
@@ -245,7 +245,7 @@ def test_a_statement_that_cannot_hold_says_what_the_tensor_is() -> None:
     said = {
         "c1": r"c1 is the weight of conv1\. Ranges of weights .*for weights are \{kind: uniform.*\{kind: any",
         "c2": r"c2 is the bias of conv1, which is stored at the scale of the products",
-        "conv1_out": r"conv1_out lies inside the kernel conv1 .*constrain relu1_out behind it",
+        "conv1_out": r"conv1_out is inside the kernel conv1 .*constrain its output relu1_out instead",
     }
     for tensor, reason in said.items():
         for statement in (calibrated(-1, 1), *([] if tensor == "c1" else [uniform(0.1, 0)])):

@@ -235,5 +235,5 @@ def test_values_that_float16_does_not_hold_are_told_where_only_other_samples_hav
     assert {row["node"] for row in result.report["float_nodes"] if row.get("type") == "float16"} == {
         "minus", "scaled", "back"
     }  # fmt: skip
-    told = [text for text in result.warnings if "nodes in float16 make exceed 65504" in text]
+    told = [text for text in result.warnings if "float16 nodes exceed 65504" in text]
     assert len(told) == (factor > 1) and all("annotate.float_type=float32" in text for text in told)

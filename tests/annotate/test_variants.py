@@ -129,7 +129,7 @@ def test_limits_take_words() -> None:
     assert pinned(space, narrowed)["float:head"] == "float"
     with pytest.raises(ConfigError, match="wants flot and leaves float:head nothing; it has integer, float"):
         ChoiceLimits(fix={"float:head": "flot"}).narrowed(space)
-    with pytest.raises(ConfigError, match="one option, a whole number or a word such as float"):
+    with pytest.raises(ConfigError, match="one option, an integer or a word such as float"):
         ChoiceLimits(fix={"float:head": 1.5})  # type: ignore[dict-item]
 
 

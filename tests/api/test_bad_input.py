@@ -50,7 +50,7 @@ CASES: dict[str, tuple[type[QuantpipeError], str, tuple[Any, ...], dict[str, Any
     "no model": (ModelError, "there is no such file", ("nothing.onnx", DATA), {}),
     "bytes": (ModelError, "not a readable ONNX model", (b"nothing", DATA), {}),
     "model kind": (ModelError, "it is a int", (3, DATA), {}),
-    "outside": (ModelError, "give the path of the model", (outside(), DATA), {}),
+    "outside": (ModelError, "Give the path of the model", (outside(), DATA), {}),
     "shape": (DataError, "takes [N, 3, 8, 8] float32, but a sample is [N, 4, 4, 3]",
               (NET, np.zeros((9, 4, 4, 3), np.float32)), {}),
     "nan": (DataError, "is not finite", (NET, np.full_like(DATA, np.nan)), {}),

@@ -42,7 +42,7 @@ def test_lint_of_what_quantize_wrote() -> None:
     assert (same.exit_code, same.refused) == (0, ())
     assert same.quantized_ops > 3
     assert other.exit_code == 3
-    assert "things the device would refuse" in str(other)
+    assert "findings that the device would reject" in str(other)
 
 
 def test_a_hydra_program_keeps_what_is_its_own(tmp_path: Path) -> None:

@@ -78,5 +78,5 @@ def test_more_bits_than_a_device_has_are_listed() -> None:
 def test_a_tensor_that_the_file_does_not_know_is_refused() -> None:
     given = payload(line(graph_of(CASE)))
     del given["strategy"]["thresholds"]["relu1_out"]
-    with pytest.raises(ArtifactError, match=r"it says nothing about relu1_out, which vta holds in integers; legal is"):
+    with pytest.raises(ArtifactError, match=r"it has no entry for relu1_out, which vta holds in integers; legal is"):
         on("vta", given)

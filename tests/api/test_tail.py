@@ -46,7 +46,7 @@ def test_a_tail_that_loses_is_float_as_one_and_shown() -> None:
     found = both(0.8)
     precision = found["auto"].report["precision"]
     role = precision["roles"][0]
-    assert role["role"].startswith("float:tail: everything behind the last layers") and role["why"].startswith(
+    assert role["role"].startswith("float:tail: everything after the last layers") and role["why"].startswith(
         "measured; annotate.float_tail=never"
     )
     assert {"scores", "joined"} <= set(precision["float"]) and "classes" not in precision["float"]

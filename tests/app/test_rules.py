@@ -45,7 +45,7 @@ def test_all_that_a_rule_may_say() -> None:
         ("[{tensors: 3, use: kl}]", r"rules\[0\].tensors: is 3; legal is a word"),
         ("[{ops: [], use: kl}]", r"rules\[0\].ops: is \[\]"),
         ("[{roles: [weights], use: kl}]", r"roles: is 'weights' \(did you mean 'weight'\?\); legal are input"),
-        ("[{tensors: x, side: read, use: kl}]", "side: says nothing without ops or nodes"),
+        ("[{tensors: x, side: read, use: kl}]", "side: has no effect without ops or nodes"),
         ("[{ops: Conv, side: out, use: kl}]", "side: is 'out'.*; legal are made, read, both"),
         ("[{ops: Conv, use: percentil}]", r"rules\[0\].use: has no option 'percentil' \(did you mean 'percentile'"),
         ("[{ops: Conv, use: {p: 3}}]", r"use: is \{'p': 3\}; legal are the name of"),

@@ -101,7 +101,7 @@ def test_each_damage_is_said_once_and_refuses_nothing(tmp_path: Path) -> None:
         (
             Objective(metric="kl", form="best_value_within_cost", cost_limit=80.0),  # type: ignore[arg-type]
             Score(-0.01, 100.0),
-            "the least cost found is 100 (bits), allowed are 80 (objective.cost_limit)",
+            "the lowest cost found is 100 (bits), allowed are 80 (objective.cost_limit)",
         ),
     ],
 )

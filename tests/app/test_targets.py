@@ -165,12 +165,12 @@ def test_plugins_are_said_on_the_command_line_and_are_no_part_of_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="names 'mine', which is not installed and does not lie in"):
+    with pytest.raises(ConfigError, match="names 'mine', which is neither installed nor in"):
         refuse_plugins(["mine"], ["model.path=x", "plugins=[mine]"])
     Path("mine.py").write_text("raise AssertionError('nothing of it is run before it is asked for')")
     refuse_plugins(["mine"], ["model.path=x", "plugins=[mine]"])
     refuse_plugins([], [])
-    with pytest.raises(ConfigError, match=r"is \[mine\] in a configuration file; .* add plugins=\[mine\]"):
+    with pytest.raises(ConfigError, match=r"is \[mine\] in a configuration file, .* add plugins=\[mine\]"):
         refuse_plugins(["mine"], ["model.path=x"])
     for name in ("os", "subprocess", "importlib.util", "builtins"):
         with pytest.raises(ConfigError, match="a module of Python itself"):

@@ -73,7 +73,7 @@ def test_a_searched_threshold_starts_at_its_base() -> None:
 
 @pytest.mark.parametrize("percents", [[], [90, 50], [100, 50, 60], [100, 100], [100, 0], [100, 62.5], [100, 200]])
 def test_a_grid_that_is_none_is_refused(percents: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="falling whole numbers"):
+    with pytest.raises(ConfigError, match="falling integers"):
         Searched(percents=percents)
 
 

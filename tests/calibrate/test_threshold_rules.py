@@ -162,7 +162,7 @@ def test_it_needs_what_any_of_its_estimators_needs(made: Line) -> None:
         ({"ops": ("Covn",)}, r"no op of the cleaned model is 'Covn' \(did you mean 'Conv'"),
         ({"nodes": ("hed",)}, r"no node of the cleaned model is 'hed' \(did you mean 'head'"),
         ({"tensors": ("stem_out",)}, "fits only stem_out, which has no scale of its own"),
-        ({"tensors": ("x",), "roles": (Role.OUTPUT,)}, "all together by none"),
+        ({"tensors": ("x",), "roles": (Role.OUTPUT,)}, "no tensor meets all"),
     ],
 )
 def test_a_rule_that_fits_nothing_names_what_is_near(made: Line, conditions: Any, said: str) -> None:

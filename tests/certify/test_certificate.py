@@ -70,7 +70,7 @@ def test_the_report_says_what_is_proved_and_what_is_checked() -> None:
     table = summary_table({"proof": proof})
     assert "13 of 14 kernels" in str(getattr(table, "caption", ""))
     page = render_html({"proof": proof})
-    assert "13 of 14 kernels" in page and "leaves as real numbers" in page
+    assert "13 of 14 kernels" in page and "its result is float" in page
     assert text.proof(None) is None and "of 14 kernels" not in render_html({})
     assert text.proof({"proved": 2, "kernels": 2, "checked": 0, "float_nodes": 2, "samples": 8}) == (
         "proved for all inputs: 2 of 2 kernels; checked on 8 samples: 2 nodes in float"

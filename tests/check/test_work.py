@@ -130,7 +130,7 @@ def test_work_that_nobody_knows_is_said_so() -> None:
     (note,) = check(made.graph, made.topology, made.spec, made.schema).notes
     assert (
         note
-        == "multiply-accumulates of loop (Loop) are not known and not counted: the share in integers is at most that"
+        == "multiply-accumulates of loop (Loop) are not known and not counted: the share in integers is an upper limit"
     )
 
 
@@ -164,7 +164,7 @@ def partly_quantized() -> onnx.ModelProto:
 def test_a_partly_quantized_model_is_named_node_by_node() -> None:
     """As they are named where nobody can read the scales: the graph is that of the file, not the restored one."""
     (note,) = decisions(view(ir.from_proto(partly_quantized()), "sha256:0", "m.onnx"), hardware("ort_cpu"))
-    assert note.startswith("the model is quantized in part already: quantize (QuantizeLinear), dequantize (Dequant")
+    assert note.startswith("the model is already quantized in part: quantize (QuantizeLinear), dequantize (Dequant")
     assert "give the float model" in note
 
 

@@ -152,5 +152,5 @@ def test_a_state_of_another_shape(tmp_path: Path) -> None:
 
 def test_a_state_that_explodes(tmp_path: Path) -> None:
     wild = carried(npz(tmp_path / "d.npz"), run=lambda feeds: {"h_next": feeds["h"] + np.inf}, state_reset=4)
-    with pytest.raises(QuantpipeError, match=r"state 'h_next' of the float model is not finite behind sample 0"):
+    with pytest.raises(QuantpipeError, match=r"state 'h_next' of the float model is not finite after sample 0"):
         list(wild.calibrate.batches(4))

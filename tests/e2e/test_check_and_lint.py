@@ -47,7 +47,7 @@ def test_lint_of_our_own_model_and_of_another_device(program: Program) -> None:
     model = f"model.path={program.cwd}/made/realize/model.onnx"
     clean = program.run("command=lint", "hardware=vta", model, folder="lint")
     assert clean.code == 0, clean.err
-    assert "nothing that the device would refuse" in clean.out
+    assert "nothing that the device would reject" in clean.out
     refused = program.run("command=lint", "check.format=json", "hardware=ort_cpu", model, folder="lint")
     assert refused.code == 3
     found = json.loads(refused.out)

@@ -22,7 +22,7 @@ def test_a_run_is_explained_and_what_is_advised_is_run(program: Program) -> None
     result = program.bare("command=explain", "explain.run=run", *CLOSENESS, "explain.apply=2")
     assert result.code == 0, result.err
     assert "recover=default" in result.out
-    assert max(map(len, result.out.split("What would mend it")[0].splitlines())) <= 80
+    assert max(map(len, result.out.split("What would fix it")[0].splitlines())) <= 80
     folder = first.folder / "explained"
     after = read(folder / "run" / "evaluate" / "report.json")
     assert after["metrics"]["realized"]["kl"] < 0.5 * first.report["metrics"]["realized"]["kl"]

@@ -52,7 +52,9 @@ def test_a_forgotten_scale_is_the_first_thing_that_is_said(program: Program) -> 
     )
     assert result.code == 0, result.err
     first = next(line for line in result.err.splitlines() if line.startswith("warning: "))
-    assert "Check dataset.preprocess first" in first and "no accuracy and no tolerance" in first
+    assert (
+        "Check dataset.preprocess first" in first and "accuracies and tolerances of this run are meaningless" in first
+    )
     assert result.err.index("dataset.preprocess") < result.err.find("objective.tolerance") % (1 << 40)
     assert result.out.lstrip().startswith("warning: the float model")
     assert result.report["warnings"][0] == result.report["doubts"][0]

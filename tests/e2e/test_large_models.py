@@ -82,7 +82,7 @@ def test_recovery_with_the_weights_left_in_their_file(program: Program) -> None:
     assert replay.report["metrics"]["realized"] == outside.report["metrics"]["realized"]
 
 
-@pytest.mark.parametrize("value,wanted", [("-1", "legal is 0 and above"), ("all", "legal is a whole number")])
+@pytest.mark.parametrize("value,wanted", [("-1", "legal is 0 and above"), ("all", "legal is an integer")])
 def test_resident_mb_is_checked(program: Program, value: str, wanted: str) -> None:
     paragraph = program.run(f"model.resident_mb={value}").paragraph
     assert "model.resident_mb" in paragraph and wanted in paragraph

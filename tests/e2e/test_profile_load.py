@@ -77,7 +77,7 @@ def test_another_models_profile_is_refused(program: Program, measured: Result) -
     lines = [line for line in text.splitlines() if not line.startswith("# origin")]
     path.write_text("\n".join(lines).replace(hash_, "sha256:" + "0" * 64))
     refused = program.run(f"profile.load={path}", folder="refused")
-    assert "statistics of another model say nothing about this one" in refused.paragraph
+    assert "statistics of another model are not valid for this one" in refused.paragraph
     assert contents(refused.folder) == {}
 
 

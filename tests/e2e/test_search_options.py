@@ -128,7 +128,7 @@ def test_a_strategy_of_another_model_is_replayed_by_force_only(pareto: tuple[Pro
     del payload["strategy"]["thresholds"]["image"]
     (program.cwd / "other.json").write_text(json.dumps(payload))
     broken = program.run(*SMALL, "command=replay", "strategy=other.json", "replay.force=true", folder="broken")
-    assert "it says nothing about image" in broken.paragraph
+    assert "it has no entry for image" in broken.paragraph
 
 
 def test_limits_on_choices(program: Program) -> None:

@@ -32,7 +32,7 @@ def test_a_search_of_one_point_says_that_it_searched_no_threshold(program: Progr
     result = program.run("threshold=search")
     assert result.code == 0, result.err
     (warning,) = result.report["warnings"]
-    assert "looked at a single point" in warning and "search=annealing" in warning
+    assert "evaluated a single point" in warning and "search=annealing" in warning
     assert f"warning: {warning}" in result.err
 
 

@@ -299,7 +299,7 @@ def test_a_realized_model_that_is_worse_with_the_same_integers_is_told(
 ) -> None:
     agreement = Agreement(3, 100, differing, 0, 1.0, None, 64)
     said = float_warning(agreement, {"sqnr_db": simulated}, {"sqnr_db": realized})
-    assert (said is not None) == warned and (said is None or "a node in float" in said)
+    assert (said is not None) == warned and (said is None or "a float node differs" in said)
     metrics = {"simulated": {"sqnr_db": simulated}, "realized": {"sqnr_db": realized}}
     assert Evaluation(metrics, agreement, (), alike=metrics["simulated"]).warnings == ([said] if said else [])
 

@@ -93,7 +93,7 @@ def test_without_labels_the_first_normalization_knows(
     dataset = NpzDataset(path=str(tmp_path / "d.npz"))
     found = said(with_norm(tmp_path / "m.onnx", 0.0, 1.0), dataset, [TensorInfo("x", (None, 4), "float32")], None)
     assert bool(found) == noticed
-    assert all("in front of the first BatchNormalization (norm)" in text for text in found)
+    assert all("before the first BatchNormalization (norm)" in text for text in found)
 
 
 def test_without_normalization_a_clip_that_cuts_most_off_is_noticed(tmp_path: Path) -> None:

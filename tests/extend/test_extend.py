@@ -128,7 +128,7 @@ def named(function: onnx.FunctionProto, domain: str) -> onnx.FunctionProto:
 @pytest.mark.parametrize(
     ("extension", "text"),
     [
-        (Extension((replace(GATE, reference=named(GATE.reference, "com.microsoft")),)), "whose ops are known already"),
+        (Extension((replace(GATE, reference=named(GATE.reference, "com.microsoft")),)), "whose ops are already known"),
         (Extension((GATE, GATE)), r"two ops example\.npu\.Gate"),
         (Extension((replace(GATE, weight="w"),)), r"names the input 'w'; its reference has x, g"),
         (Extension((replace(GATE, constants=("x", "g")),)), "reads no activation"),

@@ -95,7 +95,7 @@ def test_tensors_that_cannot_be_what_they_say(tmp_path: Path) -> None:
         (set_dims(-1), "has the shape [-1]"),
         (set_type(TensorProto.UNDEFINED), "has the type 0"),
         (set_type(99), "has the type 99"),
-        (outside(text, 3, location="x.bin"), "holds text in a file beside the model"),
+        (outside(text, 3, location="x.bin"), "holds text in a file next to the model"),
         (outside(real, 2**50, location="x.bin"), "it ends at byte 64"),
         (outside(real, 2, location="x.bin", offset="-5"), "has the offset '-5'"),
         (outside(real, 2), "refers to no file"),

@@ -140,7 +140,7 @@ def test_a_wrong_cast_is_seen_on_samples(monkeypatch: pytest.MonkeyPatch) -> Non
     widened = half._widened
     monkeypatch.setattr(half, "_widened", lambda *args: _scaled(widened(*args)))
     graph, _ = loaded(to_half(onnx.load(DIGITS)))
-    assert any("which is more than rounding should come to" in note for note in graph.notes)
+    assert any("This is more than rounding explains" in note for note in graph.notes)
 
 
 def _scaled(tensor: Any) -> Any:

@@ -209,7 +209,7 @@ BAD: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "axis_beyond": (lambda: _axis(7), r"its axis is 7, and \[4, 2, 3, 3\] has 4 axes"),
     "open": (_open, "it has no DequantizeLinear: Cast 'cast' reads its integers as numbers; .*realize=\[qdq,qonnx\]"),
     "bounds": (lambda: changed(qcdq, x_least=np.int8(3)), "bounds integers to 3 to 7, and their zero point is 0"),
-    "bits": (lambda: changed(qonnx, x_dq_b=np.float32(33)), "its bit width is 33; legal are whole numbers from 1"),
+    "bits": (lambda: changed(qonnx, x_dq_b=np.float32(33)), "its bit width is 33; legal are integers from 1"),
     "rounding": (lambda: qonnx(rounding="FLOOR"), "it rounds by FLOOR; legal is ROUND"),
     "zero_beyond": (lambda: qonnx(zero=200.0), "its zero point is 200; 4 bits hold 0 to 15"),
     "unknown": (

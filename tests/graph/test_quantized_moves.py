@@ -131,7 +131,7 @@ def test_whole_numbers_without_scales_come_back_by_qonnx(op: str, form: str, tmp
     net.output(net.conv(b, 4, 3, 1, 1, name="last"))
     onnx.save(net.proto(), tmp_path / "m.onnx")
     first = run(SAMPLES, tmp_path / "first", model=tmp_path / "m.onnx", realize=[form, "qonnx"], verify="warn")
-    with pytest.raises(ModelError, match=r"give the float model, or the QONNX form.*realize=\[qdq,qonnx\]"):
+    with pytest.raises(ModelError, match=r"Give the float model, or the QONNX form.*realize=\[qdq,qonnx\]"):
         run(SAMPLES, tmp_path / "again", model=first.model_path)
     again = run(SAMPLES, tmp_path / "by", model=first.model_path.with_name("model.qonnx.onnx"))
     part = again.report["imported"]

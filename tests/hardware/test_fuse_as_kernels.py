@@ -69,5 +69,5 @@ def test_a_chain_of_fuse_and_the_same_kernel_with_types_give_the_same_numbers() 
 def test_check_says_which_kernel_without_types_lies_nowhere_and_nothing_of_chains() -> None:
     spec = device({"pair": {"pattern": {"y": "Conv(...)", "z": "Relu(y)"}}}, ops=OPS, fuse=[["Conv", "Clip"]])
     said = list(unmatched(line(conv_net(""), spec).graph, spec))
-    assert said == ["hardware.kernels.pair has no effect: its pattern (Conv -> Relu) lies nowhere in this model"]
+    assert said == ["hardware.kernels.pair has no effect: its pattern (Conv -> Relu) does not occur in this model"]
     assert not list(unmatched(line(residual(), spec).graph, spec))

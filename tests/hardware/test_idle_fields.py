@@ -28,7 +28,7 @@ IDLE: dict[str, tuple[str, str, Any, str]] = {
     "behind a relu": ("vta", "fuse", [["Conv", "Relu", "Conv"]], "nothing takes Conv into Relu"),
     "a sum of sums": ("vta", "fuse", [["Add", "Add"]], "nothing takes Add into Add"),
     "one op": ("vta", "fuse", [["Conv"]], "which fuses nothing; legal are chains of two"),
-    "a clamp of accumulators": ("hago_sample", "fuse", [["Conv", "Relu"]], "Conv hands on its accumulator"),
+    "a clamp of accumulators": ("hago_sample", "fuse", [["Conv", "Relu"]], "Conv passes its accumulator"),
     "condition": ("vta", "ops/Gemm/0/when", {"group": "1"}, "ops.Gemm.when.group says nothing of Gemm; Gemm has no"),
     "condition of another op": (
         "vta",

@@ -270,7 +270,7 @@ def test_check_says_which_kernel_lies_nowhere() -> None:
     made = line(conv_net("Sigmoid"), spec)
     said = list(unmatched(made.graph, spec))
     assert said == [
-        "hardware.kernels.attention has no effect: its pattern (MatMul -> Mul -> Softmax -> MatMul) lies nowhere in "
+        "hardware.kernels.attention has no effect: its pattern (MatMul -> Mul -> Softmax -> MatMul) does not occur in "
         "this model"
     ]
 
@@ -278,7 +278,7 @@ def test_check_says_which_kernel_lies_nowhere() -> None:
 def test_two_patterns_of_one_size_over_one_node_are_ambiguous() -> None:
     one = {"pattern": {"y": "Conv(x, w)", "z": "Sigmoid(y) | Tanh(y)"}, "types": SWISH["types"]}
     made = line(conv_net("Sigmoid"), device({}))
-    with pytest.raises(HardwareError, match=r"kernels.b.pattern and kernels.a.pattern, of one size, both match conv0"):
+    with pytest.raises(HardwareError, match=r"b.pattern and kernels.a.pattern have the same size and both match conv0"):
         sites_of(made.graph, device({"a": SWISH, "b": one}))
     apart = {"a": SWISH | {"when": {"y": {"group": "depthwise"}}}, "b": one}
     assert [s.kernel for s in sites_of(made.graph, device(apart))] == ["b"]
@@ -292,9 +292,9 @@ BAD = {
     "no expression": ({"pattern": {"y": "Conv(x,"}}, "pattern.y is 'Conv(x,', which is no expression"),
     "code": ({"pattern": {"y": "Conv(open('x'))"}}, "pattern.y has the operand \"open('x')\"; legal are names"),
     "no pattern": ({"pattern": {}}, "pattern is empty"),
-    "no types": ({"types": None}, "types is missing, so it says which ops are one and no more: it has [Conv, HardSw"),
+    "no types": ({"types": None}, "types is missing, so it only lists fused ops: it has [Conv, HardSw"),
     "own without types": ({"types": None, "functions": {"z": "table"}}, "types is missing, and functions needs them"),
-    "one op without types": ({"types": None, "pattern": {"y": "Conv(...)"}}, "types is missing, so it says which"),
+    "one op without types": ({"types": None, "pattern": {"y": "Conv(...)"}}, "types is missing, so it only lists"),
     "further operands": ({"pattern": {"y": "Conv(x, ..., w)"}}, "pattern.y has the operand '...'; legal are names"),
     "type missing": ({"types": {"x": "int8", "w": "int8", "z": "int8"}}, "types.y is missing; every value"),
     "type of nothing": ({"types": {**SWISH["types"], "q": "int8"}}, "types.q is no value of the pattern"),

@@ -261,7 +261,7 @@ def test_tensors_are_stored_as_the_file_says() -> None:
 
 
 MISTAKES = {
-    "pad text": ("dsp", {"pad": {"max": "wide"}}, "pad.max is 'wide'; legal are whole numbers from 0"),
+    "pad text": ("dsp", {"pad": {"max": "wide"}}, "pad.max is 'wide'; legal are integers from 0"),
     "pad value": ("dsp", {"pad": {"value": "zeros"}},
                   "(did you mean 'zero' or 'zero_point'?); legal are zero, zero_point"),
     "pad key": ("dsp", {"pad": {"maximum": 3}}, "pad.maximum is not a field (did you mean 'max'?); legal are v"),

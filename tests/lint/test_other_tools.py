@@ -108,7 +108,7 @@ def test_a_model_with_packed_weights_only_has_no_integer_op(form: QuantFormat) -
     assert (taken.quantized_ops, taken.real_ops, taken.exit_code, taken.findings) == (1, 0, 0, ())
     (note,) = found.findings
     assert note.rule == "weight_only"
-    assert "its data real numbers" in note.message
+    assert "its data float" in note.message
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -174,7 +174,7 @@ def test_costs_count_codes_and_scales_and_check_says_what_runs() -> None:
     assert bops(made.topology, made.graph, made.spec, bits) == weights * 4 * 32
     found = fit(made.graph, made.topology, made.spec, made.schema)
     assert found.exit_code == 3 and {r.op for r in found.refused} == {"Relu", "Softmax"}
-    assert found.notes[-1].startswith("3 nodes multiply real numbers") or any(
+    assert found.notes[-1].startswith("3 nodes multiply float inputs") or any(
         "3 nodes multiply" in n for n in found.notes
     )
 
@@ -191,12 +191,12 @@ def test_a_weight_with_another_reader_and_a_node_kept_in_float_stay_real() -> No
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no block": ({"weights": {"block": None}}, "is float32, int4: real numbers times integer weights"),
-    "multiplier": ({"weights": {"block": {"size": 32, "multiplier_bits": 4}}}, "real numbers times integer weights"),
+    "no block": ({"weights": {"block": None}}, "is float32, int4: float inputs times integer weights"),
+    "multiplier": ({"weights": {"block": {"size": 32, "multiplier_bits": 4}}}, "float inputs times integer weights"),
     "size": ({"weights": {"block": 48}}, "weights.block.size is 48; legal are 8, 16, 32, 64, 128, 256 (a last block"),
     "unsigned": ({"ops": {"Gemm": [{"in": ["float32", "uint4"], "out": ["float32"]}]}}, "legal are int4 and int8"),
     "result": ({"ops": {"Gemm": [{"in": ["float32", "int4"], "out": ["int8"]}]}}, "ops.Gemm.out must be float32"),
-    "nothing": ({"ops": {"Gemm": [{"in": ["float32"], "out": ["float32"]}]}}, "no op multiplies real numbers by int"),
+    "nothing": ({"ops": {"Gemm": [{"in": ["float32"], "out": ["float32"]}]}}, "no op multiplies float inputs by int"),
     "bits": ({"weights": {"bits": 9}}, "weights.bits is 9, but no op multiplies by weights of more than 8 bits"),
 }
 

@@ -216,5 +216,5 @@ def test_a_clip_of_accumulators_is_refused_by_forms_that_have_none(backend: str)
     net.output(net.node("Clip", net.conv(net.input(None, 3, 5, 5), 3, 4, 1, 1), net.constant(np.float32(0)),
                         net.constant(np.float32(6))))  # fmt: skip
     made = line(net, "hago_sample")
-    with pytest.raises(HardwareError, match="hands accumulators from op to op"):
+    with pytest.raises(HardwareError, match="passes accumulators from op to op"):
         made.realize(made.plan(), backend)

@@ -187,7 +187,7 @@ def test_q_dq_of_a_device_that_shifts_is_counted_and_decides_nothing(model: Any,
 
 @pytest.mark.program
 def test_q_dq_for_tensorrt_fuses_residual_adds(model: Any, samples: Any) -> None:
-    with pytest.raises(ConfigError, match=r"real numbers alone.*realize=\[integer,qdq\]"):
+    with pytest.raises(ConfigError, match=r"only loads as float.*realize=\[integer,qdq\]"):
         run(model, samples, "tensorrt", realize="qdq")
     found = run(model, samples, "tensorrt", realize=["integer", "qdq"])
     row = found.report["forms"][1]

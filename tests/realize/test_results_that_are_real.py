@@ -23,7 +23,7 @@ def net() -> Net:
 @pytest.mark.parametrize("spec", ["academic", "ascend_acl"])
 def test_q_dq_alone_is_refused(spec: str) -> None:
     made = line(net(), spec)
-    with pytest.raises(HardwareError, match="hands accumulators from op to op"):
+    with pytest.raises(HardwareError, match="passes accumulators from op to op"):
         made.realize(made.plan(), "qdq")
 
 

@@ -133,7 +133,7 @@ def test_what_has_no_instructions_is_refused_by_name_and_checked_beforehand(name
     with pytest.raises(HardwareError, match="VTA has no instructions for"):
         VtaForm().write(made.graph, made.topology, made.plan(), MADE)
     (row,) = loaded_forms(made.graph, made.topology, made.spec)
-    assert row.form == "vta" and row.written and not row.exact and "it is refused" in str(row.why)
+    assert row.form == "vta" and row.written and not row.exact and "it rejects this model" in str(row.why)
 
 
 def net(*shape: int, kernel: int = 3, **attrs: Any) -> Net:

@@ -84,8 +84,8 @@ def test_a_convolution_whose_result_stays_real_is_computed_in_float() -> None:
     made = line(separable(), hardware("ort_cpu", ops=hardware_data("ort_cpu")["ops"] | data))
     found = {e.node: [r.text for r in e.reasons] for e in listed(made, "qdq")}
     assert list(found) == ["last"]
-    assert found["last"] == ["computed in float32: a convolution is fused only where its result is quantized, and this "
-                             "one leaves as real numbers"]  # fmt: skip
+    assert found["last"] == ["computed in float32: a convolution is fused only if its result is quantized, and this "
+                             "result is float"]  # fmt: skip
     warning = slow_warning(listed(made, "qdq"))
     assert warning is not None and "1 of the layers" in warning and "last: computed in float32" in warning
 

@@ -356,7 +356,7 @@ def test_channels_in_other_units_come_behind_it() -> None:
     (name,) = streams(made.graph, made.topology)[0]
     change = ChannelChange(np.full(6, 2.0), np.zeros(6))
     (row,) = accept_steps(made, ["rotate"], start=Overrides({}, {}, channels={name: change})).steps
-    assert not row["kept"] and "in other units already" in row["reason"]
+    assert not row["kept"] and "already rescaled" in row["reason"]
     both = rescale_channels(made.graph, made.topology, {name: change}, {name: turn(6, 1)})
     np.testing.assert_allclose(outputs(both[0]), outputs(made.graph), rtol=1e-4, atol=1e-5)
 

@@ -134,7 +134,7 @@ def test_without_a_bias_to_take_the_offset_there_is_no_stream() -> None:
     net.output(linear(net, norm(net, x, WIDTH, "norm"), WIDTH, 3, "last", bias=False))
     made = line(net, "ort_cpu")
     found, refused = streams(made.graph, made.topology)
-    assert not found and "no bias to take up its offset" in refused["first"]
+    assert not found and "no bias for its offset" in refused["first"]
 
 
 def test_the_values_of_an_attention_are_followed_through_its_heads(seeing: Line) -> None:

@@ -268,7 +268,7 @@ def test_why_a_loop_stays_in_float() -> None:
     graph, samples = loop_of("LSTM"), ArraySamples({"x": frames(8)})
     made = line(graph, hardware("ort_cpu", recurrent=None), samples=samples)
     (loop,) = (n for n in graph.nodes if n.op == "Scan")
-    said = "says nothing of recurrent layers in a loop"
+    said = "does not declare recurrent layers in a loop"
     assert not made.topology.loops and said in str(made.topology.float_nodes[loop.name])
 
 

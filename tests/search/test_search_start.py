@@ -68,5 +68,5 @@ def test_what_is_no_start_is_refused(tmp_path: Path, content: str, said: str) ->
         read_start(path, tmp_path / "run", space)
     with pytest.raises(ArtifactError, match="cannot be read"):
         read_start(tmp_path / "none.json", tmp_path / "run", space)
-    with pytest.raises(ArtifactError, match="lies in the folder of this run"):
+    with pytest.raises(ArtifactError, match="is in the folder of this run"):
         read_start(path, tmp_path, space)

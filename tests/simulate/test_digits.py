@@ -144,5 +144,5 @@ def test_channels_of_the_second_axis() -> None:
 def test_sums_beyond_all_digits_are_refused() -> None:
     """Six digits of 65535 are at most 4 in magnitude: 2^22 weights of 1 reach 2^24."""
     huge = weight_of(np.broadcast_to(np.int8(1), (1, 1 << 22)), DType.INT8)
-    with pytest.raises(HardwareError, match="up to 6 digits each they still may reach"):
+    with pytest.raises(HardwareError, match="up to 6 digits for data and weights they may reach"):
         digits_for(huge, 0, 65535, "node")

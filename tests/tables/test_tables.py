@@ -284,7 +284,7 @@ def test_the_report_says_what_it_comes_to() -> None:
     ("field", "value", "said"),
     [
         ("bits", 6, r"tables.bits is 6; legal are 8, 4, \[8, 4\] and \[4, 8\]"),
-        ("layout", "fused", "legal is offset: true, or beside"),
+        ("layout", "fused", "legal is offset: true, or layout `beside`"),
         ("numbers", "float64", "tables.numbers is 'float64'.*legal are float32, float16"),
         ("min_bytes", -1, "tables.min_bytes"),
         ("rows", 1, "tables.rows is not a field"),

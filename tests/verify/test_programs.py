@@ -94,4 +94,4 @@ def test_entries_of_tables_that_are_not_proved_are_compared(tmp_path: Path) -> N
     table = dict(constants(root))[name].copy()
     table.reshape(-1)[130] += np.int8(1)
     with_constant(root, name, table)
-    assert found(root) == "mid: the table in the model is not that of plan.json"
+    assert found(root) == "mid: the table in the model differs from plan.json"

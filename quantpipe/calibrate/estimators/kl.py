@@ -1,4 +1,4 @@
-"""kl: the threshold at which the quantized histogram differs least from the clipped one (TensorRT's calibration)."""
+"""kl: the threshold with the minimum divergence of the quantized from the clipped histogram (as in TensorRT)."""
 
 from __future__ import annotations
 
@@ -137,5 +137,5 @@ def _smoothed_entropy(bins: Floats, ends: NDArray[np.int64], a: Floats) -> Float
 
 
 def _running(values: Floats) -> Floats:
-    """Sums of the first 0, 1, … n values, `[n + 1]`."""
+    """Return sums of the first 0, 1, … n values, `[n + 1]`."""
     return np.concatenate([[0.0], np.cumsum(values)])

@@ -64,7 +64,7 @@ class MSE:
         return legal_range(a, b, stats, schema)
 
     def _shares(self) -> tuple[Floats, Floats]:
-        """Coarse shares of the observed range, and fine ones of a coarse candidate up to its neighbours; both fall."""
+        """Return coarse shares of the observed range, and fine shares around a coarse candidate; both fall."""
         ratio = 2.0 ** (1.0 / self.per_octave)
         coarse = ratio ** -np.arange(self.per_octave * self.octaves + 1.0)
         above = np.linspace(ratio, 1.0, self.refine + 1)
@@ -147,10 +147,10 @@ def errors_by_integer(
 ) -> Floats:
     """Return the errors of `expected_errors`, at a cost of J·(`greatest` - `least`) instead of J·n.
 
-    It needs more than two bins, none of them narrow. Let H(t) = E[max(t - x, 0)], with the borders t_k = (k + 1/2)·s
-    between integers. Then summation by parts gives E[(x - s·k(x))²] = E[(x - s·k_max)²] - 2·s·sum_k H(t_k), where k
-    runs from `least` to k_max - 1 and k_max is `greatest`. H is quadratic in each bin. The inner edges are equally
-    spaced; the outer ones may be nearer. Arguments are as in `expected_errors`.
+    It needs more than two bins, and no narrow one. Let H(t) = E[max(t - x, 0)], with the borders t_k = (k + 1/2)·s
+    between integers. Then summation by parts gives E[(x - s·k(x))²] = E[(x - s·k_max)²] - 2·s·sum_k H(t_k). Here k runs
+    from `least` to k_max - 1, and k_max is `greatest`. H is quadratic in each bin. The inner edges are equally spaced;
+    the outer ones may be nearer. Arguments are as in `expected_errors`.
     """
     total, below, density = float(counts.sum()), np.cumsum(counts) - counts, counts / np.diff(edges)
     middles = (edges[1:] + edges[:-1]) / 2

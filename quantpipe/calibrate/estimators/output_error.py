@@ -43,10 +43,10 @@ little do so by making the weight smaller, which adds up over the layers behind.
 class OutputError(OverBase):
     """Minimize Σ (y - ŷ)² over a layer's output, y in float, ŷ of quantized inputs and weights.
 
-    One open input after the other takes the best of some factors of the base range, then each output channel of the
-    weight the best of some factors of its threshold. The layers before are quantized as they were decided. A direction
-    of the input that no weight uses costs nothing here, whatever it costs the tensor. The code of BRECQ and AdaRound
-    chooses ranges by the same criterion, block by block.
+    One open input after the other takes the best of some factors of the base range. Then each output channel of the
+    weight takes the best of some factors of its threshold. The layers before are quantized as they were decided. A
+    direction of the input that no weight uses costs nothing here, whatever it costs the tensor. The code of BRECQ and
+    AdaRound chooses ranges by the same criterion, block by block.
 
     Attributes:
         base: The estimator that it begins with.
@@ -131,13 +131,13 @@ def _weight(
 
 
 def _compared(layer: Layer, decisions: Sequence[LayerDecision], share: float, at_once: int) -> NDArray[np.float64]:
-    """Errors of decisions, some of which are in memory at once."""
+    """Return errors of decisions, some of which are in memory at once."""
     groups = [decisions[first : first + at_once] for first in range(0, len(decisions), at_once)]
     return np.concatenate([_errors(layer, group, share) for group in groups])
 
 
 def _errors(layer: Layer, decisions: Sequence[LayerDecision], share: float) -> NDArray[np.float64]:
-    """Squared errors of each channel of the layer's first output, `[decisions, C]`."""
+    """Return squared errors of each channel of the layer's first output, `[decisions, C]`."""
     name = layer.outputs[0]
 
     def squares(tried: tuple[Views, ...]) -> NDArray[np.float64]:
@@ -148,7 +148,7 @@ def _errors(layer: Layer, decisions: Sequence[LayerDecision], share: float) -> N
 
 
 def _squares(wanted: NDArray[Any], found: NDArray[Any], axis: int) -> NDArray[np.float64]:
-    """Σ (y - ŷ)² of each place along an axis: float32 along the last axes, float64 over the sums of these."""
+    """Return Σ (y - ŷ)² of each place along an axis: float32 along the last axes, float64 over their sums."""
     error = np.atleast_1d(found - wanted)
     channels = error.reshape(-1, error.shape[axis], int(np.prod(error.shape[axis + 1 :])))
     return np.asarray(np.einsum("abc,abc->ab", channels, channels).sum(axis=0, dtype=np.float64))

@@ -28,7 +28,7 @@ class Power2Range:
 
 
 def _power_above(x: float) -> float:
-    """2^ceil(log2 x), exactly; 1 for 0."""
+    """Return 2^ceil(log2 x), exactly; 1 for 0."""
     if x == 0.0:
         return 1.0
     mantissa, exponent = math.frexp(x)

@@ -43,7 +43,7 @@ def read_glow(text: str, where: str) -> Entries:
             stage="calibrate",
             where=where,
         ) from error
-    notes = ["the file carries no hash of this model (Glow hashes its own graph), so only the names say that it fits"]
+    notes = ["the file carries no hash of this model (Glow hashes its own graph), so only the names show that it fits"]
     least = min((len(entry.get("Histogram") or []) for entry in entries), default=ENOUGH)
     if 0 < least < ENOUGH:
         notes.append(f"its histograms have {least} bins, and thresholds by kl, mse or percentile are as coarse as that")
@@ -51,7 +51,7 @@ def read_glow(text: str, where: str) -> Entries:
 
 
 def _stats(entry: dict[str, Any], where: str) -> TensorStats:
-    """Counts over [Min, Max], which may be fractions, put on our grid: equal bins over [-limit, limit]."""
+    """Return counts over [Min, Max], perhaps fractions, on our grid: equal bins over [-limit, limit]."""
     found = extremes(str(entry["NodeOutputName"]), float(entry["Min"]), float(entry["Max"]), where)
     counts: NDArray[Any] = np.asarray(entry.get("Histogram") or [], dtype=np.float64)
     if not len(counts) or not counts.sum() > 0.0:
@@ -77,7 +77,7 @@ def _stats(entry: dict[str, Any], where: str) -> TensorStats:
 
 
 def _point(value: float, counts: NDArray[Any], limit: float) -> NDArray[np.int64]:
-    """All counts in the one bin that holds the value."""
+    """Return all counts in the one bin that holds the value."""
     histogram = np.zeros(BINS, dtype=np.int64)
     index = int(np.floor(value / limit * (BINS // 2))) + BINS // 2
     histogram[min(index, BINS - 1)] = int(counts.sum())

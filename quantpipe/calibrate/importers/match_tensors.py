@@ -67,7 +67,7 @@ def load_profile(path: Path, graph: Graph, measured: Sequence[str]) -> Profile:
 
 
 def _by_tensor(entries: Entries, graph: Graph) -> tuple[dict[str, TensorStats], list[str]]:
-    """Statistics by the model's own names, and the names that it does not have."""
+    """Return statistics by the model's own names, and the names that it does not have."""
     legal = _legal_names(graph) if entries.glow_names else {}
     known = {i.name for i in graph.inputs} | set(graph.producers) | set(graph.constant_names())
     found: dict[str, TensorStats] = {}

@@ -41,7 +41,7 @@ def read_json_table(text: str, where: str) -> Entries:
 
 
 def _number(value: Any) -> float:
-    """A number, or onnxruntime's record of an array that holds one."""
+    """Return a number, or onnxruntime's record of an array that holds one."""
     while isinstance(value, dict | list):
         value = value["data"] if isinstance(value, dict) else value[0]
     return float(value)

@@ -45,4 +45,4 @@ def read_tensorrt(text: str, where: str) -> Entries:
     return Entries("tensorrt", tensors, unsigned=True, notes=(NO_HASH,))
 
 
-NO_HASH = "the file carries no hash of a model, so only the names of the tensors say that it fits"
+NO_HASH = "the file carries no hash of a model, so only the tensor names show that it fits"

@@ -116,7 +116,7 @@ class ArrayFile:
             raise self._damaged(error) from error
 
     def _mappable(self) -> tuple[Any, int]:
-        """A file (or its path) that holds the plain array, and where in it the array begins."""
+        """Return a file (or its path) that holds the plain array, and where in it the array begins."""
         if self._offset is not None:
             return self._path, self._offset
         if self._unpacked is None:
@@ -139,7 +139,7 @@ class ArrayFile:
             return target
 
     def _open(self) -> IO[bytes]:
-        """The array's bytes, header included, as a stream."""
+        """Return the array's bytes, header included, as a stream."""
         if self._key is None:
             return self._path.open("rb")
         with zipfile.ZipFile(self._path) as archive:  # a member's stream keeps the file open by itself
@@ -161,7 +161,7 @@ class ArrayFile:
         return int(info.header_offset + ZIP_LOCAL_HEADER + name_length + extra_length + self._header.size)
 
     def _refuse_false_size(self) -> None:
-        """DataError where the header claims other data than there are, before anything is made by what it claims."""
+        """Raise DataError where the header claims other data than exist, before anything is allocated."""
         if self.dtype.hasobject or not self.shape:
             return  # refused for that
         claimed = math.prod(self.shape) * self.dtype.itemsize
@@ -201,7 +201,7 @@ class ArrayFile:
 
 
 def _read_header(stream: IO[bytes]) -> Header:
-    """The header of the .npy format, versions 1 and 2 (all that NumPy writes for plain numbers)."""
+    """Return the header of the .npy format, versions 1 and 2 (all that NumPy writes for plain numbers)."""
     head = io.BytesIO(stream.read(1 << 16))
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     version = npy.read_magic(head)

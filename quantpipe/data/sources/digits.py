@@ -35,7 +35,7 @@ def digits_arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _rows() -> NDArray[np.float64]:
-    """All images and labels, `[1797, 65]`: as the file within scikit-learn holds them.
+    """Return all images and labels, `[1797, 65]`: as the file within scikit-learn holds them.
 
     The package itself is not imported for that, which would take a second of every run of the default data. Only where
     its file is not found there, the package is imported.

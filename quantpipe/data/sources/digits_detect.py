@@ -79,7 +79,7 @@ def scenes(
 
 
 def _enlarged(image: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """A square image, between whose pixels is interpolated."""
+    """Return a square image, between whose pixels is interpolated."""
     at = np.clip((np.arange(size) + 0.5) * len(image) / size - 0.5, 0, len(image) - 1)
     low = np.minimum(at.astype(np.int64), len(image) - 2)
     share = at - low

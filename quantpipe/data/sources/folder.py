@@ -51,7 +51,7 @@ class ClassFolder:
         return np.array([self._label(path, classes) for path in self.files], dtype=np.int64)
 
     def _label(self, path: Path, classes: Mapping[str, int]) -> int:
-        """By the name of the sub-folder, or, in a flat folder, of the file with or without its ending."""
+        """Return the label by the sub-folder's name, or, in a flat folder, the file's with or without its ending."""
         parts = path.relative_to(self._folder).parts
         names = (parts[0],) if len(parts) > 1 else (path.name, path.stem)
         for name in names:
@@ -102,7 +102,7 @@ def classes_of(
     classes = sub_folder_classes(folders)
     if classes is not None and outputs_classes is not None and len(classes) < outputs_classes:
         log.warning(
-            "%d sub-folders stand for %d classes and are numbered in sorted order; if that is not the model's "
+            "there are %d sub-folders for %d classes; they are numbered in sorted order. If the model has another "
             "order, give dataset.labels=FILE.csv",
             len(classes),
             outputs_classes,

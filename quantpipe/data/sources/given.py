@@ -134,12 +134,12 @@ def source_of(given: Any, where: str, sequence: str | None = None) -> Source:
 
 
 def _is_array(value: Any) -> bool:
-    """NumPy arrays, and what other libraries have in their place."""
+    """Return whether it is a NumPy array, or another library's equivalent."""
     return hasattr(value, "__array__") and hasattr(value, "shape")
 
 
 def _labelled(items: Any, labels: Any, where: str) -> Any:
-    """Samples one by one with the label of each."""
+    """Return samples one by one with the label of each."""
     numbers = np.asarray(labels)
     if not hasattr(items, "__len__"):
         raise DataError(

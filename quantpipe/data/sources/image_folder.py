@@ -77,7 +77,7 @@ class PictureSource:
 
 
 def _decode(path: Path, mode: str) -> NDArray[np.uint8]:
-    """One picture, `[H, W, channels]` uint8."""
+    """Return one picture, `[H, W, channels]` uint8."""
     from PIL import Image
 
     try:

@@ -90,7 +90,7 @@ class IterableSource:
         return arrays, number or 0, member
 
     def _member(self, arrays: dict[str, NDArray[Any]], name: str) -> int:
-        """The number of the sequence, taken out of the arrays."""
+        """Return the number of the sequence, taken out of the arrays."""
         if self._sequence is None:
             return 0
         if self._sequence not in arrays:
@@ -129,7 +129,7 @@ class IterableSource:
 
 
 def _each(items: Any, where: str) -> Iterator[Any]:
-    """The items; in the place of one that cannot be had, its DataError (if the next one still can)."""
+    """Yield the items; in the place of one that cannot be had, its DataError (if the next one still can)."""
     if not isinstance(items, Iterable) and hasattr(items, "__getitem__") and hasattr(items, "__len__"):
         for number in range(len(items)):
             try:
@@ -218,7 +218,7 @@ def _accepted(function: Callable[..., Any], names: Sequence[str]) -> set[str]:
 
 
 def _refuse_shared(sources: Mapping[str, IterableSource]) -> None:
-    """Splits that hold the same samples: the function takes `split` and does not heed it."""
+    """Reject splits that hold the same samples: the function takes `split` and ignores it."""
     found = {role: source.fingerprints() for role, source in sources.items()}
     for i, role in enumerate(ROLES):
         for other in ROLES[:i]:

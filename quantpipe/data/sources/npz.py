@@ -58,7 +58,7 @@ class ArraySource:
         return as_labels(file.rows(np.arange(file.shape[0])), len(self), file.where)
 
     def _read_sequences(self, path: Path, key: Any) -> NDArray[np.int64] | None:
-        """Numbers of sequences from an array of integers, one per row."""
+        """Return numbers of sequences from an array of integers, one per row."""
         if key is None:
             return None
         file = ArrayFile(path, str(key))
@@ -131,7 +131,7 @@ class NpzDataset(FileOptions):
 
 
 def _arrays(path: Path, needed: Sequence[str], every: Sequence[str], keys: Mapping[str, Any]) -> dict[str, str | None]:
-    """Field -> array: by `keys.inputs`; for a single input `keys.images`, if it is there; else by the input's name.
+    """Return field -> array: by `keys.inputs`; for a single input `keys.images`, if present; else the input's name.
 
     First values of inputs that carry state (in `every`, not in `needed`) are taken where there are some.
     """

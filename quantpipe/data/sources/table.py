@@ -191,7 +191,7 @@ class TableDataset(FileOptions):
     def _groups(
         self, file: TableFile, others: Sequence[str], inputs: Sequence[TensorInfo]
     ) -> Mapping[str, Sequence[str]]:
-        """Field -> columns."""
+        """Return field -> columns."""
         if self.inputs:
             if self.features:
                 raise ConfigError("given together with dataset.inputs; give one of them.", where="dataset.features")
@@ -214,7 +214,7 @@ class TableDataset(FileOptions):
 
 
 def _sample_shape(port: TensorInfo | None, width: int) -> tuple[int, ...]:
-    """The shape of a row: `[width]`, or the input's own where that has as many elements (C order)."""
+    """Return the shape of a row: `[width]`, or the input's own where that has as many elements (C order)."""
     if port is None:
         return (width,)
     wanted = port.shape[1:]

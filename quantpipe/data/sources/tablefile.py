@@ -94,7 +94,7 @@ class TableFile:
         return csv.reader(file, delimiter="\t" if self.path.suffix.lower() == ".tsv" else ",")
 
     def _csv_rows(self, columns: Sequence[str]) -> Iterator[tuple[list[int], list[list[str]]]]:
-        """Line numbers and, per column, texts; empty lines do not count."""
+        """Yield line numbers and, per column, texts; empty lines do not count."""
         places = [self.columns.index(c) for c in columns]
         lines: list[int] = []
         rows: list[list[str]] = [[] for _ in columns]

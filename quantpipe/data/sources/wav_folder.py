@@ -205,7 +205,7 @@ def _none(*_: Any) -> None:
 
 
 def _decode(path: Path, waveform: Waveform) -> tuple[NDArray[np.float32], int]:
-    """One recording, `[channels, time]` float32, and its rate in Hz. DataError names the file."""
+    """Return one recording, `[channels, time]` float32, and its rate in Hz; DataError names the file."""
     try:
         stored, rate = _soundfile().read(path, dtype="float32", always_2d=True)
     except ConfigError:

@@ -107,7 +107,7 @@ def _factors(
 
 
 def _bias(value: ir.Value | None) -> ir.Value | None:
-    """The constant b of floor(b / scale), as integers, that a sum gets before it is scaled: as files of onnx.quantize.
+    """Return the constant b of floor(b / scale), as integers, which files of onnx.quantize add to an unscaled sum.
 
     That tool, before onnxruntime had its own, divides biases by the scale of each sample at run time.
     """
@@ -121,7 +121,7 @@ def _bias(value: ir.Value | None) -> ir.Value | None:
 
 
 def _parts(value: ir.Value | None) -> list[ir.Value]:
-    """The values that a product of scales is made of."""
+    """Return the values that a product of scales is made of."""
     producer = None if value is None else value.producer()
     if value is None:
         return []
@@ -160,7 +160,7 @@ def _port(node: ir.Node, port: int) -> ir.Value | None:
 
 
 def _product(walk: Walk, node: ir.Node, data: ir.Value, weight: ir.Value, *, bias: ir.Value | None) -> None:
-    """A MatMul, and an Add where there is a bias, in the place of one node."""
+    """Write a MatMul, and an Add for a bias, in the place of one node."""
     out = node.outputs[0]
     made = new_node(walk.graph, node, MATMUL, [data, weight], name=node.name)
     made.name, made.type = walk.free_name(f"{out.name}_product"), FLOAT

@@ -89,7 +89,7 @@ def refuse_scales(node: ir.Node, scale: NDArray[np.float32], *, constant: bool) 
 
 
 def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DType:
-    """The type of the integers: what the file gives them, which the zero point has too."""
+    """Return the type of the integers: what the file gives them, which the zero point has too."""
     own, of_zero = type_of(stored), type_of(zero)
     if zero is not None and of_zero is None:
         kind = zero.const_value.dtype if zero.const_value is not None else zero.dtype

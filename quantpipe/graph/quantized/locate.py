@@ -62,7 +62,7 @@ def flat_view(tensor: str, graph: Graph) -> str | None:
 
 
 def _found(weight: GivenWeight, original: Graph, graph: Graph) -> GivenWeight | None:
-    """The integers of the constant of the cleaned model that is made of a given one."""
+    """Return the integers of the constant of the cleaned model that is made of a given one."""
     real = original.constant(weight.tensor)
     for name in _candidates(weight.tensor, original, graph):
         array = graph.constant(name)
@@ -78,7 +78,7 @@ def _found(weight: GivenWeight, original: Graph, graph: Graph) -> GivenWeight | 
 
 
 def _candidates(name: str, original: Graph, graph: Graph) -> Iterator[str]:
-    """The constant of the same name, those that the same nodes read, then all of them."""
+    """Yield the constant of the same name, those that the same nodes read, then all of them."""
     tried: set[str] = set()
     names = {node.name for node, _ in original.consumers.get(name, ())}
     read = [t for n in names if n in graph.by_name for t in graph.by_name[n].inputs]
@@ -89,7 +89,7 @@ def _candidates(name: str, original: Graph, graph: Graph) -> Iterator[str]:
 
 
 def _orders(real: NDArray[Any], array: NDArray[Any]) -> Iterator[tuple[int, ...]]:
-    """The orders of axes that give one array the shape of the other, that as it is first."""
+    """Yield the orders of axes that give one array the shape of the other, that as it is first."""
     if real.ndim != array.ndim:
         return
     for order in itertools.islice(itertools.permutations(range(real.ndim)), LARGEST):
@@ -107,7 +107,7 @@ def _turned(weight: GivenWeight, order: tuple[int, ...], name: str) -> GivenWeig
 
 
 def _scaled(weight: GivenWeight, array: NDArray[Any]) -> GivenWeight | None:
-    """The integers of a weight whose output channels, along axis 0, were multiplied by a number each."""
+    """Return the integers of a weight whose output channels, along axis 0, were multiplied by a number each."""
     grid = weight.grid
     if weight.block is not None or array.ndim < 3 or (not grid.single and grid.axis != 0):
         return None

@@ -31,8 +31,8 @@ from quantpipe.types import Grid
 WIDE = (ir.DataType.INT32, ir.DataType.INT64)
 """Types that hold all integers of a grid, and change none."""
 CARRIED = (
-    ". Where quantpipe wrote the file, an op of it (a ConvTranspose, a table) runs on whole numbers whose scales stand "
-    "nowhere in it: give the float model, or the QONNX form, which has them (realize=[qdq,qonnx])"
+    ". If quantpipe wrote the file, one of its ops (a ConvTranspose, a table) runs on integers without scales in the "
+    "file. Give the float model, or the QONNX form, which has the scales (realize=[qdq,qonnx])"
 )
 
 
@@ -72,7 +72,7 @@ def _within(walk: Walk, real: ir.Value, grid: Grid) -> Grid:
 
 
 def _copied(node: ir.Node) -> list[ir.Value]:
-    """The inputs among whose values all results of a node are; none where it makes others, too."""
+    """Return the inputs among whose values all results of a node are; none where it makes others, too."""
     if node.op_type in ON_INTEGERS or node.op_type in CHOOSING:
         return [value for port in moved_ports(node) if (value := node.inputs[port]) is not None]
     filled = node.inputs[2] if node.op_type == PAD and len(node.inputs) > 2 else None
@@ -133,7 +133,7 @@ def multiplied(walk: Walk, node: ir.Node) -> None:
 
 
 def _only_reader(walk: Walk, value: ir.Value, op: str, operand: NDArray[np.float32] | int) -> ir.Node | None:
-    """The one node that reads a value, where it is this op with this number as its other operand."""
+    """Return the one node that reads a value, where it is this op with this number as its other operand."""
     node = only_user(value, walk.graph)
     if node is None or node.op_type != op or node.domain not in ("", "ai.onnx"):
         return None
@@ -145,7 +145,7 @@ def _only_reader(walk: Walk, value: ir.Value, op: str, operand: NDArray[np.float
 
 
 def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
-    """ModelError where integers are read on another grid than they were stored on."""
+    """Raise ModelError where integers are read on another grid than they were stored on."""
     if made.scale.shape == read.scale.shape and np.array_equal(made.scale, read.scale):
         if np.array_equal(made.zero, read.zero):
             return
@@ -166,7 +166,7 @@ def move(walk: Walk, node: ir.Node) -> None:
         raise refused(
             node,
             f"its inputs are integers of different scales ({grids[0].scale.reshape(-1)[0]:g} and others); legal is one "
-            "scale for all, or a QuantizeLinear behind it",
+            "scale for all, or a QuantizeLinear after it",
         )
     inputs = [(s.real if (s := found.get(port)) is not None else value) for port, value in enumerate(node.inputs)]
     made = ir.Node(
@@ -304,7 +304,7 @@ def refuse_open(walk: Walk, model: ir.Model) -> None:
             cast = bool(plain) and plain[0].op_type == CAST
             raise refused(
                 node,
-                f"it has no DequantizeLinear: {what}; legal behind it are DequantizeLinear (or Cast, Sub, Mul by its "
+                f"it has no DequantizeLinear: {what}; legal after it are DequantizeLinear (or Cast, Sub, Mul by its "
                 "zero point and scale), ops that have scales (QLinearConv), and ops that move or bound integers"
                 + (CARRIED if cast else ""),
             )

@@ -69,8 +69,8 @@ def as_qdq(model: ir.Model, *, exact: bool = False) -> bool:
 def _without_raise(graph: ir.Graph, node: ir.Node) -> None:
     """Remove the Add that makes ties round up before a Quant (half to even): a quarter of a step of the sum.
 
-    It represents no real number. The steps of a sum are at most half of the Quant's. So the added number is an eighth
-    of the Quant's step or less, by a power of two, and precedes any clamps.
+    It represents no value of the model. The steps of a sum are at most half of the Quant's. So the added number is an
+    eighth of the Quant's step or less, by a power of two, and precedes any clamps.
     """
     source, scale = node.inputs[0], constant(node.inputs[1])
     maker = source.producer() if source is not None else None
@@ -94,9 +94,9 @@ def _quant(graph: ir.Graph, node: ir.Node) -> None:
     bits = float(width.reshape(()))
     rounding = str(attribute(node, "rounding_mode", "ROUND")).upper()
     if bits != int(bits) or not 1 <= bits <= 16:
-        raise refused(node, f"its bit width is {bits:g}; legal are whole numbers from 1 to 16")
+        raise refused(node, f"its bit width is {bits:g}; legal are integers from 1 to 16")
     if rounding not in ROUND:
-        raise refused(node, f"it rounds by {rounding}; legal is ROUND, to the nearest and halves to even")
+        raise refused(node, f"it rounds by {rounding}; legal is ROUND, to the nearest and ties to even")
     signed, narrow = bool(attribute(node, "signed", 1)), bool(attribute(node, "narrow", 0))
     low, high = _ends(int(bits), signed, narrow)
     if np.any(zero != round_real(zero)) or np.any(zero < low) or np.any(zero > high):
@@ -111,7 +111,7 @@ def _ends(bits: int, signed: bool, narrow: bool) -> tuple[int, int]:
 
 
 def _trunc(graph: ir.Graph, node: ir.Node, *, exact: bool) -> None:
-    """Whole steps of a fine scale, cut to whole steps of a coarser one.
+    """Write Trunc: integral steps of a fine scale, cut to integral steps of a coarser one.
 
     The largest integer below n + k / 2^m, k < 2^m, is the nearest one to it less 1/2 and half of a fine step.
     """
@@ -145,11 +145,11 @@ def _trunc(graph: ir.Graph, node: ir.Node, *, exact: bool) -> None:
 
 
 def _bipolar(graph: ir.Graph, node: ir.Node) -> None:
-    """Signs times a scale: -1 and 1 of a grid. Of constants only, since no grid leaves 0 out."""
+    """Write BipolarQuant, -1 and 1 times a scale; only for constants, since no grid leaves 0 out."""
     real, scale = constant(node.inputs[0]), constant(node.inputs[1])
     if real is None or scale is None:
         raise refused(
-            node, "it gives signs of computed values, which no grid of integers does; legal are those of weights"
+            node, "it returns signs of computed values, which have no integer grid; legal are signs of weights"
         )
     signs = new_constant(graph, f"{node.name}/signs", np.where(real >= 0, scale, -scale).astype(np.float32))
     node.replace_input_with(0, signs)
@@ -187,7 +187,7 @@ def _written(graph: ir.Graph, node: ir.Node, scale: np.ndarray, zero: np.ndarray
 
 
 def _axis(node: ir.Node, scale: np.ndarray) -> tuple[int, np.ndarray]:
-    """(the axis of channels, the scales `()` or `[C]`) of scales that broadcast to a tensor."""
+    """Return (the axis of channels, the scales `()` or `[C]`) of scales that broadcast to a tensor."""
     if scale.size == 1:
         return 0, scale.reshape(())
     long = [a for a, n in enumerate(scale.shape) if n > 1]

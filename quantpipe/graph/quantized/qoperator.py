@@ -79,7 +79,7 @@ def _refuse_another(node: ir.Node, integers: ir.Value, made: Grid, read: Grid) -
 
 
 def _bias(walk: Walk, node: ir.Node, form: IntegerOp) -> ir.Value | None:
-    """The real bias of an int32 one at the scale of the products."""
+    """Return the real bias of an int32 one at the scale of the products."""
     integers = _input(node, form.bias)
     values = whole(integers)
     if integers is None or values is None or form.weight is None:

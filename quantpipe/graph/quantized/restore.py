@@ -108,7 +108,7 @@ def restore(model: ir.Model) -> Restored:
 
 
 def _tensors(walk: Walk) -> tuple[GivenTensor, ...]:
-    """One entry per real value, with its narrowest grid: integers that are bounded have fewer bits."""
+    """Return one entry per real value, with its narrowest grid: bounded integers have fewer bits."""
     found: dict[str, GivenTensor] = {}
     for integers, stored in walk.stored.items():
         grid, name = stored.grid, stored.real.name or ""
@@ -123,7 +123,7 @@ def _tensors(walk: Walk) -> tuple[GivenTensor, ...]:
 
 
 def _weights(walk: Walk) -> tuple[GivenWeight, ...]:
-    """One entry per real constant, likewise."""
+    """Return one entry per real constant, likewise."""
     found = []
     for real, weight in walk.weights.items():
         grids = [s.grid for s in walk.stored.values() if s.real is real and s.grid is not None]

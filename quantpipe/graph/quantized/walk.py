@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.quantized.grids import dequantized, type_of, whole
+from quantpipe.graph.quantized.grids import dequantized, whole
 from quantpipe.graph.quantized.signs import upright
 from quantpipe.graph.quantized.tables import CLAMPED, CLIP, CLIPS, IDENTITY, RELU, SUFFIXES
 from quantpipe.graph.rewrites.tools import new_constant, new_node
@@ -212,10 +212,6 @@ class Walk:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name = None
         new.name, new.type, new.shape = name, FLOAT, shape
-
-    def is_integers(self, value: ir.Value | None) -> bool:
-        """Return whether a value holds integers of a grid, or constant integers that may have one."""
-        return value is not None and (value in self.stored or (value.const_value is not None and bool(type_of(value))))
 
 
 def narrowed(grid: Grid, low: int | None, high: int | None) -> Grid:

@@ -58,7 +58,7 @@ def axes_joined(model: ir.Model, infer: Infer) -> ir.Model:
 
 
 def _both(found: Axes, declared: ir.Shape | None) -> ir.Shape:
-    """The axes that were found, for those that are declared without a size of their own."""
+    """Return the axes that were found, for those that are declared without a size of their own."""
     own = [None] * len(found) if declared is None else list(declared)
     return ir.Shape([b if isinstance(b, int) or a is None else a for a, b in zip(found, own, strict=True)])
 
@@ -80,7 +80,7 @@ def _computed(node: ir.Node, axes: Mapping[str, Axes], sizes: set[ir.Value]) -> 
 
 
 def _known(value: ir.Value | None, sizes: set[ir.Value]) -> object:
-    """A key of what a node reads: equal for the same sizes and for equal constants; None for anything else."""
+    """Return a key of what a node reads: equal for the same sizes and for equal constants; None for anything else."""
     if value is None:
         return "nothing"
     if value in sizes:
@@ -90,7 +90,7 @@ def _known(value: ir.Value | None, sizes: set[ir.Value]) -> object:
 
 
 def _taken(node: ir.Node, axes: Mapping[str, Axes]) -> tuple[object, ...] | None:
-    """The size that a Gather takes of a Shape, and how many axes the result has."""
+    """Return the size that a Gather takes of a Shape, and how many axes the result has."""
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     read = _read(maker, axes) if maker is not None and is_op(maker, SHAPE) else None
     index = constant(node.inputs[1])

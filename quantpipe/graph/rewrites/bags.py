@@ -54,7 +54,7 @@ def _is_part_of_rows(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def _known(value: ir.Value | None, graph: ir.Graph) -> NDArray[Any] | None:
-    """A constant that a body reads, of its own or of the graph around it."""
+    """Return a constant that a body reads, of its own or of the graph around it."""
     own = constant(value)
     held = graph.initializers.get(value.name or "") if value is not None else None
     return own if own is not None or held is None else constant(held)

@@ -96,7 +96,7 @@ class _Rows:
         self.graph.remove(stale, safe=True)
 
     def _moved(self, node: ir.Node, flat: ir.Value, features: int) -> ir.Value:
-        """The result of a function of single values on flat rows."""
+        """Return the result of a function of single values on flat rows."""
         inputs = [flat, *node.inputs[1:]]
         made = new_node(self.graph, node, node.op_type, inputs, name=node.name)
         for attribute in node.attributes.values():
@@ -105,7 +105,7 @@ class _Rows:
         return made
 
     def _flat(self, before: ir.Node, data: ir.Value, features: int) -> ir.Value:
-        """The rows of a value, laid flat once for all that read them."""
+        """Return the rows of a value, laid flat once for all that read them."""
         if data not in self.flat:
             shape = new_constant(self.graph, "rows_flat", np.array([-1, features], np.int64))
             flat = new_node(self.graph, before, "Reshape", [data, shape], name=f"{data.name}{FLAT}")
@@ -114,7 +114,7 @@ class _Rows:
         return self.flat[data]
 
     def _shape_behind(self, before: ir.Node, data: ir.Value, features: int) -> ir.Value:
-        """The shape of a layer's result: a constant where one axis at most is free, else read from a value."""
+        """Return the shape of a layer's result: a constant where one axis at most is free, else read from a value."""
         assert data.shape is not None  # noqa: S101
         ahead = list(data.shape)[:-1]
         free = [axis for axis in ahead if not isinstance(axis, int)]
@@ -134,7 +134,7 @@ class _Rows:
         return shape
 
     def _leading(self, before: ir.Node, data: ir.Value, ahead: list[int | ir.SymbolicDim]) -> ir.Value:
-        """The first axes of a value at run time; axes of the same names have been read once."""
+        """Return the first axes of a value at run time; axes of the same names have been read once."""
         named = all(isinstance(axis, int) or axis.value is not None for axis in ahead)
         key = tuple(axis if isinstance(axis, int) else axis.value for axis in ahead) if named else data
         if key not in self.leading:
@@ -154,7 +154,7 @@ class _Rows:
 
 
 def _dense(graph: ir.Graph, node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """(the Add, the bias as a vector) of a MatMul that begins a dense layer; None where it does not."""
+    """Return (the Add, the bias as a vector) of a MatMul that begins a dense layer, or None."""
     if not is_op(node, "MatMul") or node.inputs[0] is None or node.inputs[1] is None:
         return None
     weight, add = node.inputs[1], only_user(node.outputs[0], graph)

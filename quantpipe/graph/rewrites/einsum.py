@@ -80,7 +80,7 @@ def einsum_to_matmul(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _by_matrix(graph: ir.Graph, node: ir.Node, data: ir.Value, *, letters: _Letters, weight: NDArray[Any]) -> ir.Value:
-    """The product with a constant that is made a matrix, the result with an axis for each of its letters again."""
+    """Return the product with a constant as a matrix; the result has an axis for each of its letters again."""
     sizes = dict(zip(letters.right, weight.shape, strict=True))
     order = [letters.right.index(a) for a in letters.summed + letters.columns]
     rows = int(np.prod([sizes[a] for a in letters.summed]))
@@ -100,7 +100,7 @@ def _by_matrix(graph: ir.Graph, node: ir.Node, data: ir.Value, *, letters: _Lett
 
 
 def _turned(graph: ir.Graph, node: ir.Node, value: ir.Value, *, letters: str, wanted: str) -> ir.Value:
-    """A value with its axes in another order; itself where they are in it already."""
+    """Return a value with its axes in another order; itself where they are in it already."""
     if letters == wanted:
         return value
     order = [letters.index(a) for a in wanted]

@@ -5,7 +5,7 @@ infinities has no range, so a model with such a mask could not be calibrated.
 
 Where a device adds masks in 16 bits and never in float, -1e30 or -3.4e38 leave no step for the scores. There they
 become -64: exp(-64) is 10^-28, nothing compared with the weight of any score that is not as far below the others. A
-mask may be a sentinel times integers, as in (1 - mask) · -3.4e38 with a mask of int64; no such integer is small enough
+mask may be a sentinel times integers, as in (1 - mask) · -3.4e38 with a mask of int64. No such integer is small enough
 to make the product a normal score. Times floats it may be anything, and stays as it is.
 """
 

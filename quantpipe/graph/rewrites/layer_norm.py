@@ -51,7 +51,7 @@ def layer_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _spread(node: ir.Node) -> tuple[float, ir.Value | None]:
-    """(ε, x) where a node is the root of variance(x) + ε, or one over it."""
+    """Return (ε, x) where a node is the root of variance(x) + ε, or one over it."""
     for epsilon, variance in rows.under_root(node):
         if (data := rows.varied(variance)) is not None:
             return epsilon, data
@@ -85,7 +85,7 @@ def _quotient(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found
 
 
 def _multiplied(graph: ir.Graph, factor: ir.Value, data: ir.Value, gain: ir.Value | None) -> Iterator[_Found]:
-    """(x - mean)·factor, or x·factor + (offset - mean·factor)."""
+    """Yield the matches of (x - mean)·factor, or x·factor + (offset - mean·factor)."""
     if not rows.is_column(factor, data):
         return
     user = only_user(factor, graph)
@@ -124,7 +124,7 @@ def _from_deviation(
 def _shifted(
     graph: ir.Graph, scaled: ir.Node, shift: ir.Node, data: ir.Value, *, gain: ir.Value | None
 ) -> Iterator[_Found]:
-    """x·factor + (offset - mean·factor), or x·factor - mean·factor."""
+    """Yield the matches of x·factor + (offset - mean·factor), or x·factor - mean·factor."""
     below, total = only_user(shift.outputs[0], graph), only_user(scaled.outputs[0], graph)
     if below is None or total is None or not is_op(below, "Sub") or below.inputs[1] is not shift.outputs[0]:
         return

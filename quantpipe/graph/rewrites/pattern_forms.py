@@ -53,7 +53,7 @@ def turn(graph: ir.Graph, value: ir.Value) -> ir.Value:
 
 
 def _products_with_bias(function: onnx.FunctionProto) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto, str]]:
-    """Products of two matrices that one addition alone reads, with it and what it adds."""
+    """Yield products of two matrices whose only reader is an addition, with the addition and its other operand."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in function.node:
         for name in node.input:

@@ -29,7 +29,7 @@ def _same(found: Polynomial | None, wanted: Mapping[int, float]) -> bool:
 
 
 def _above(value: ir.Value | None, deep: int) -> Iterator[ir.Value]:
-    """Tensors that a value is computed from by arithmetic, each once; the nearest first."""
+    """Yield the tensors from which arithmetic computes a value, each once, the nearest first."""
     row, seen = [value], set[int]()
     for _ in range(deep + 1):
         following: list[ir.Value | None] = []
@@ -46,7 +46,7 @@ def _above(value: ir.Value | None, deep: int) -> Iterator[ir.Value]:
 
 
 def _polynomial(value: ir.Value | None, of: ir.Value, deep: int) -> Polynomial | None:
-    """The polynomial of `of` that a value is; None where something else goes into it."""
+    """Return the polynomial of `of` that a value is; None where something else goes into it."""
     if value is of:
         return {1: 1.0}
     number = _number(value, of)
@@ -70,7 +70,7 @@ def _polynomial(value: ir.Value | None, of: ir.Value, deep: int) -> Polynomial |
 
 
 def _number(value: ir.Value | None, of: ir.Value) -> float | None:
-    """A constant with one element that does not add axes to what it meets."""
+    """Return a constant with one element that does not add axes to what it meets."""
     array = constant(value)
     if array is None or array.size != 1 or array.dtype.kind not in "fi" or array.ndim > (rank(of) or 0):
         return None

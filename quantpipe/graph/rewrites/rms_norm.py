@@ -39,7 +39,7 @@ def rms_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _mean_square(node: ir.Node) -> tuple[float, ir.Value | None]:
-    """(ε, x) where a node is the root of mean(x²) + ε, or one over it."""
+    """Return (ε, x) where a node is the root of mean(x²) + ε, or one over it."""
     for epsilon, mean in rows.under_root(node):
         data = rows.squared(rows.averaged(mean))
         if data is not None and rows.centred(data) is None:  # of centred values it is a layer normalization
@@ -48,7 +48,7 @@ def _mean_square(node: ir.Node) -> tuple[float, ir.Value | None]:
 
 
 def _normalized(graph: ir.Graph, node: ir.Node, data: ir.Value) -> tuple[ir.Node | None, ir.Value | None]:
-    """(the node whose result is x / root, or that times the gain, the gain where it is in there)."""
+    """Return (the node whose result is x / root, or this times the gain, the gain if included)."""
     root = rows.seen(graph, node.outputs[0])
     user = only_user(root, graph)
     if user is None or not rows.is_column(root, data):

@@ -32,7 +32,7 @@ def split_to_slices(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _sizes(node: ir.Node) -> list[int] | None:
-    """Length of each part, None where it follows from the input at run time."""
+    """Return the length of each part, None where it follows from the input at run time."""
     given = constant(node.inputs[1]) if len(node.inputs) > 1 else attribute(node, "split")
     if given is not None:
         return [int(s) for s in given]

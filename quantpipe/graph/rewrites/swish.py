@@ -35,7 +35,7 @@ def swish(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _factor(node: ir.Node | None, data: ir.Value) -> float | None:
-    """The constant that a Mul scales x by; None where it is no such Mul."""
+    """Return the constant that a Mul scales x by; None where it is no such Mul."""
     if node is None or not is_op(node, "Mul"):
         return None
     for port in (0, 1):

@@ -1,8 +1,8 @@
 """int8 weights in files as uint8 ones, for onnxruntime's exact kernels on CPUs that add pairs of products in int16.
 
 The runtime makes them itself where it is asked for these kernels, in memory and twice. For a model with external
-weights that is many times the memory of a layer. So they are made here, one at a time and in files, and the runtime has
-nothing left to do: w + 128 about the zero point z + 128 equals w about z.
+weights that is many times the memory of a layer. So they are made here, one at a time and in files. The runtime has
+nothing left to do, because w + 128 about the zero point z + 128 equals w about z.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def whole_number_convolutions(model: ir.Model) -> ir.Model:
 
 
 def _weights_of(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """The weights about their zero point, and the zero point of the data; None where the node stays as it is."""
+    """Return the weights about their zero point, and the zero point of the data; None where the node stays as it is."""
     if not is_op(node, "ConvInteger"):
         return None
     data, weight, zero, weight_zero = (*node.inputs, None, None)[:4]

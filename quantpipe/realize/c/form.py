@@ -118,7 +118,7 @@ def signature(walk: Walk) -> str:
 
 
 def _run(walk: Walk) -> str:
-    """The function that runs the model: pointers into the blocks, one call per kernel, a copy of each output."""
+    """Return the function that runs the model: pointers into the blocks, one call per kernel, a copy of each output."""
     made = dict.fromkeys(b.root for step in walk.source.steps for b in step.writes if not b.external)
     lines = [f"{signature(walk)};\n", signature(walk), "{"]
     for buffer in made:

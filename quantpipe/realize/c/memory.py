@@ -107,7 +107,7 @@ def place(steps: Sequence[Step], kept: Sequence[Buffer]) -> dict[int, int]:
 
 
 def _gap(buffer: Buffer, live: Sequence[Buffer]) -> int:
-    """The first place where a buffer fits between those that are alive."""
+    """Return the first place where a buffer fits between those that are alive."""
     at = 0
     for other in sorted((b for b in live if b.width == buffer.width), key=lambda b: b.offset):
         if at + buffer.count <= other.offset:

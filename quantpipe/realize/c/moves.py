@@ -162,7 +162,7 @@ OF_THE_DATA = {"Pad": 2}
 
 
 def _copied(walk: Walk, to: NDArray[np.int64], of: NDArray[np.int64], number: int) -> str:
-    """Statements that copy elements of an operand to their places."""
+    """Return statements that copy elements of an operand to their places."""
     found = regular([to, of])
     if found is not None:
         sizes, (made, read), (start, begin) = found

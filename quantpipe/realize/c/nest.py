@@ -102,7 +102,7 @@ MOST_LOOPS = 8
 
 
 def _run(rows: Places) -> int:
-    """The length of the runs of equal steps at the beginning, one that divides the whole."""
+    """Return the length of the runs of equal steps at the beginning, one that divides the whole."""
     steps = np.diff(rows, axis=1)
     same = np.all(steps == steps[:, :1], axis=0)
     first = int(np.argmin(same)) if not same.all() else steps.shape[1]

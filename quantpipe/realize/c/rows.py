@@ -44,7 +44,7 @@ def program(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def _centred(walk: Walk, node: Node, kernel: Kernel, number: int) -> Buffer:
-    """An operand less its zero point, in 64 bits."""
+    """Return an operand less its zero point, in 64 bits."""
     operand = kernel.operands[number]
     data = walk.stored(operand.tensor, operand.form)
     zero = walk.plan.quantizers[operand.tensor].zero_point if operand.form is Form.QUANTIZED else 0
@@ -104,7 +104,7 @@ def _over(source: Source, step: Step, data: Buffer, title: str) -> Buffer:
 
 
 def _new(source: Source, shape: tuple[int, ...]) -> Buffer:
-    """A new buffer of 64 bits; its name follows from how many steps there are."""
+    """Return a new buffer of 64 bits; its name follows from how many steps there are."""
     return Buffer(f"p{len(source.steps)}", DType.INT64, shape)
 
 

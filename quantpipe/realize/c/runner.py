@@ -52,7 +52,7 @@ def build(text: str, folder: Path, *defines: str, flags: Sequence[str] = ()) -> 
     command = [found, *STRICT, *flags, *(f"-D{d}" for d in defines), "-o", str(program), str(source), "-lm"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
-        raise HardwareError(f"{found} refuses the C file: {made.stderr.strip()[:500]}", stage="evaluate", where=name)
+        raise HardwareError(f"{found} rejects the C file: {made.stderr.strip()[:500]}", stage="evaluate", where=name)
     return program
 
 
@@ -123,7 +123,7 @@ class CRunner:
         return shape[0] if shape else None
 
     def _bytes(self, inputs: Feeds) -> bytes:
-        """The integers of all samples, sample by sample."""
+        """Return the integers of all samples, sample by sample."""
         parts: list[NDArray[np.uint8]] = []
         for name, buffer in zip(self._names, self._walk.inputs, strict=True):
             q = self._walk.plan.quantizers[name]

@@ -92,7 +92,7 @@ def _declared(name: str, kind: str, values: NDArray[Any]) -> str:
 
 
 def _string(values: NDArray[np.uint8]) -> str:
-    """Bytes as string literals, each escape three octal digits long."""
+    """Return bytes as string literals, each escape three octal digits long."""
     codes = [PLAIN.get(code) or f"\\{code:03o}" for code in range(256)]
     table = np.array(codes, dtype=object)
     rows = [values[at : at + 64] for at in range(0, values.size, 64)]
@@ -109,5 +109,5 @@ def integer(value: int) -> str:
 
 
 def _real(value: float) -> str:
-    """A float32 without loss: hexadecimal digits are part of C99."""
+    """Return a float32 without loss: hexadecimal digits are part of C99."""
     return f"{value.hex()}f"

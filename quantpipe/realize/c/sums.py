@@ -122,7 +122,7 @@ def _dense(walk: Walk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
 
 
 def _conv(walk: Walk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
-    """A row of neighbouring results at a time; taps outside of the map add nothing."""
+    """Write a convolution, a row of adjacent results at a time; taps outside of the map add nothing."""
     data, out = walk.stored(kernel.operands[0].tensor), walk.result(kernel)
     values, zero = walk.plan.weights[plan.weight].centred(), walk.plan.quantizers[data_of(kernel)].zero_point
     size, taps, made = list(data.shape[2:]), list(values.shape[2:]), list(out.shape[2:])
@@ -221,12 +221,12 @@ def _centred(value: str, zero: int) -> str:
 
 
 def _acc(bound: int) -> str:
-    """The type of an accumulator that holds every partial sum."""
+    """Return the type of an accumulator that holds every partial sum."""
     return ctype(DType.INT32 if bound <= DType.INT32.qmax else DType.INT64)
 
 
 def _holding(values: np.ndarray) -> DType:
-    """The narrowest type of integer weights less their zero points."""
+    """Return the narrowest type of integer weights less their zero points."""
     least, most = int(values.min(initial=0)), int(values.max(initial=0))
     kinds = (DType.INT8, DType.UINT8, DType.INT16, DType.INT32)
     return next(kind for kind in kinds if kind.qmin <= least and most <= kind.qmax)

@@ -115,8 +115,8 @@ class Walk:
         if tensor in self._known:
             return self._known[tensor]
         raise HardwareError(
-            f"{tensor!r} is computed at run time, and a C file is made for one shape; keep the node and all behind it "
-            "out of the model, or choose another realize",
+            f"{tensor!r} is computed at run time, and a C file is made for one shape; remove this node and all later "
+            "nodes from the model, or choose another realize",
             stage="realize",
             where=node.name,
         )
@@ -140,7 +140,7 @@ class Walk:
             )
 
     def _leaving(self, name: str) -> Buffer:
-        """The integers of an output: an accumulator where it leaves as one."""
+        """Return the integers of an output: an accumulator where it leaves as one."""
         form = Form.RAW if (name, Form.RAW) in self.values else Form.QUANTIZED
         return self.stored(name, form)
 
@@ -154,8 +154,8 @@ class Walk:
         more = f" and {len(floats) - NAMED} more" if len(floats) > NAMED else ""
         raise HardwareError(
             f"the c form holds integers only, and {len(floats)} nodes stay in float: {named}{more}. Legal is a model "
-            "that runs in integers throughout (command=check says what keeps these in float), a model that is cut in "
-            "front of them, or another realize",
+            "that runs in integers throughout (command=check shows why these stay in float), a model that ends before "
+            "them, or another realize",
             stage="realize",
             where=floats[0].name,
         )
@@ -187,7 +187,7 @@ class Walk:
         return out
 
     def _rescale(self, tensor: str, target: str, data: Buffer) -> Buffer:
-        """A stored tensor at another scale, as a table over its codes: Q(DQ(q)) in float32, computed beforehand."""
+        """Return a stored tensor at another scale, by a precomputed table over its codes: Q(DQ(q)) in float32."""
         source, out = self.plan.quantizers[tensor], self.plan.quantizers[target]
         key = (tensor, float(out.scale), out.zero_point, out.dtype, out.qmin, out.qmax)
         if key in self._rescaled:

@@ -11,9 +11,9 @@ from quantpipe.types import QuantPlan, Requantize, RequantizeKind, Rounding
 
 EXACT = 1 << 22
 """Sums below it, in steps, are exact in float32 with two bits behind the point, which say where a half goes."""
-IN_REALS = "real numbers stand between the integers"
+IN_REALS = "float values are between the integers"
 OFFSET = "zero points are added before the rounding"
-LONG = "sums beyond the whole numbers of float32"
+LONG = "sums beyond the integers of float32"
 
 Scale = NDArray[np.float32] | np.float32
 

@@ -137,7 +137,7 @@ class Qonnx(VendorQdq):
         return self._kept(context, kernel, raised, output, how=how)
 
     def _on_common_scale(self, context: Context, node: Node, plan: Sum, number: int) -> ir.Value:
-        """An operand of an addition; one that the device shifts right is narrowed to the common scale first."""
+        """Return an operand of an addition; one that the device shifts right is narrowed to the common scale first."""
         term = plan.terms[number]
         value = self._term(context, term.tensor, term.form)
         if plan.scale is None or term.fixed is not None or term.shift >= 0:
@@ -154,7 +154,7 @@ class Qonnx(VendorQdq):
     def _plain(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         if not isinstance(plan, Average):
-            self._remember("functions are computed in real numbers", node.name)
+            self._remember("functions are computed in float", node.name)
             return super()._plain(context, node, kernel)
         step = np.float32(context.plan.quantizers[kernel.operands[0].tensor].scale) / np.float32(plan.count)
         halves = plan.count & (plan.count - 1) == 0
@@ -198,7 +198,7 @@ class Qonnx(VendorQdq):
         return nodes.quant(real, Grid.of(q), output, how=how, claim=claim)
 
     def _at(self, context: Context, q: Quantizer, value: ir.Value, output: str) -> ir.Value:
-        """Real values at the grid of a tensor, as QuantizeLinear would make them but for the zero point."""
+        """Write real values on the grid of a tensor, as QuantizeLinear would make them but for the zero point."""
         if q.zero_point:
             self._remember(OFFSET, q.tensor)
         real = self._within(context, value, q, q.qmin, high=q.qmax)

@@ -20,7 +20,7 @@ from quantpipe.realize.ship_samples import feeds
 from quantpipe.types import QuantPlan, Topology
 
 EXTRA = "qonnx"
-HOWTO = """FINN and hls4ml read `model.qonnx.onnx`. Its tensors are real numbers: where integers are stored there is a
+HOWTO = """FINN and hls4ml read `model.qonnx.onnx`. Its tensors are float. Where integers are stored there is a
 node `Quant`, whose result is `scale * (integer - zero point)`. The package qonnx runs it:
 
 ```python
@@ -34,8 +34,8 @@ model = ModelWrapper("model.qonnx.onnx")
 outputs = execute_onnx(model.transform(InferShapes()), feeds)
 ```
 
-- FINN: `ModelWrapper("model.qonnx.onnx")`, then `ConvertQONNXtoFINN()`. It takes zero points of 0 only.
-- hls4ml: `hls4ml.converters.convert_from_onnx_model(onnx.load("model.qonnx.onnx"), …)`, behind `qonnx-cleanup` and
+- FINN: `ModelWrapper("model.qonnx.onnx")`, then `ConvertQONNXtoFINN()`. It only takes zero points of 0.
+- hls4ml: `hls4ml.converters.convert_from_onnx_model(onnx.load("model.qonnx.onnx"), …)`, after `qonnx-cleanup` and
   `qonnx-to-channels-last`."""
 
 

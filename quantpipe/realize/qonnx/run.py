@@ -63,7 +63,7 @@ class QonnxRunner:
         return steps.astype(np.int64)
 
     def _model(self, inputs: Feeds) -> Any:
-        """The file with the shapes of these inputs everywhere, and its weights quantized once."""
+        """Return the file with the shapes of these inputs everywhere, and its weights quantized once."""
         key = tuple((name, np.shape(value)) for name, value in inputs.items())
         if key not in self._ready:
             proto = onnx.load(self._path)
@@ -78,7 +78,7 @@ class QonnxRunner:
 
 
 def _prepared(proto: onnx.ModelProto) -> Any:
-    """The package's own model, with what follows from constants alone computed once."""
+    """Return the package's own model, with what follows from constants alone computed once."""
     wrapper = importlib.import_module("qonnx.core.modelwrapper").ModelWrapper
     execute = importlib.import_module("qonnx.core.onnx_exec").execute_node
     shapes = importlib.import_module("qonnx.transformation.infer_shapes").InferShapes

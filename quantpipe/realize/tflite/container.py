@@ -174,7 +174,7 @@ class Container:
         return found
 
     def _signature(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Any:
-        """The names by which a runtime asks for inputs and outputs."""
+        """Return the names by which a runtime asks for inputs and outputs."""
         found = self._schema.SignatureDefT()
         found.signatureKey, found.subgraphIndex = "serving_default", 0
         for field, ports in (("inputs", inputs), ("outputs", outputs)):

@@ -103,7 +103,7 @@ def product(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def _renamed(walk: Walk, value: int, tensor: str, order: Order) -> int:
-    """The same values as another tensor: of a product of one tensor with itself XNNPACK makes a square in float32."""
+    """Return a copy under another name: of a product of one tensor with itself XNNPACK makes a float32 square."""
     shape = walk.file.shape(value)
     result = walk.temporary(f"{walk.file.name(value)} (again)", shape, tensor)
     walk.reshape(value, result, shape, order)

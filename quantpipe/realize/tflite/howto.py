@@ -12,10 +12,10 @@ from quantpipe.realize.tflite.write import Written
 from quantpipe.types import QuantPlan
 
 ROUNDING = {
-    Kernels.REFERENCE: "The integers are those of LiteRT's reference kernels; XNNPACK, which LiteRT takes by default, "
-    "rounds otherwise\nhere and there.",
-    Kernels.XNNPACK: "The integers are those of XNNPACK, which LiteRT takes by default; its reference kernels round "
-    "otherwise here and\nthere.",
+    Kernels.REFERENCE: "LiteRT's reference kernels compute these integers; XNNPACK, LiteRT's default, rounds some of "
+    "them\nin another way.",
+    Kernels.XNNPACK: "XNNPACK, LiteRT's default, computes these integers; LiteRT's reference kernels round some of them"
+    "\nin another way.",
 }
 
 
@@ -33,7 +33,7 @@ def howto(
 
     `whole`: its inputs and outputs are the stored integers. `kernels` are those that compute the plan's integers.
     """
-    kind = "the stored integers (scale and zero point: `get_input_details`)" if whole else "real numbers, preprocessed"
+    kind = "the stored integers (scale and zero point: `get_input_details`)" if whole else "preprocessed float values"
     name, first = next(iter(written.inputs.items()))
     feeds = []
     for port in graph.inputs:

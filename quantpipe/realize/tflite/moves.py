@@ -202,7 +202,7 @@ def resize(walk: Walk, node: Node, kernel: Kernel) -> None:
         raise walk.refused("legal is resizing of two spatial axes")
     options = next((o for o in _SAMPLINGS if all(_same_rows(node, o, a, b) for a, b in _sides(before, after))), None)
     if options is None:
-        raise walk.refused("its coordinates are none of those that TFLite rounds by")
+        raise walk.refused("TFLite has no rounding for its coordinates")
     order = channels_last(4)
     value, result = walk.operand(kernel.operands[0], order), walk.make(kernel.output, order)
     size = walk.numbers(f"{node.name}/size", after[2:])

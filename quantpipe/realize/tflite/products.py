@@ -82,7 +82,7 @@ def convolution(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def _map_result(walk: Walk, result: int, like: str) -> int:
-    """The tensor that a kernel over maps writes, where the result has one spatial axis."""
+    """Return the tensor that a kernel over maps writes, where the result has one spatial axis."""
     shape = walk.file.shape(result)
     if len(shape) == 4:
         return result
@@ -94,7 +94,7 @@ def _dilated(window: Window) -> dict[str, Any]:
 
 
 def _weight(walk: Walk, weight: WeightTensor, values: NDArray[Any], axis: int, *, packed: bool = True) -> int:
-    """Integer weights with their scales, per channel where they have several; `packed`: two of 4 bits to the byte."""
+    """Write integer weights with their scales (perhaps per channel); `packed`: two of 4 bits to the byte."""
     grid = Grid(np.asarray(weight.scale), 0, axis)
     dtype = DType.INT4 if weight.dtype.bits == 4 and packed else DType.INT8
     if weight.dtype.bits > 8:
@@ -103,7 +103,7 @@ def _weight(walk: Walk, weight: WeightTensor, values: NDArray[Any], axis: int, *
 
 
 def _bias(walk: Walk, kernel: Kernel, weight: WeightTensor) -> int:
-    """The bias at the scale of the products."""
+    """Return the bias at the scale of the products."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Accumulate)  # noqa: S101
     dtype = _bias_type(walk.plan.quantizers[kernel.operands[0].tensor])

@@ -141,7 +141,7 @@ def pool(walk: Walk, node: Node) -> None:
 
 
 def _padded(walk: Walk, window: Window, value: int, node: Node) -> int:
-    """A map with the pads of a window: of zeros, or of what is never the maximum."""
+    """Return a map with the pads of a window: of zeros, or of what is never the maximum."""
     batch, *size, channels = walk.file.shape(value)
     behind = [max(b, 0) for b in window.behind]
     shape = [batch, *(s + a + b for s, a, b in zip(size, window.before, behind, strict=True)), channels]

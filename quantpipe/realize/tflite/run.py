@@ -178,7 +178,7 @@ class TfliteRunner:
             interpreter.set_tensor(index, _stored(value, port) if np.dtype(kinds[index]).kind == "i" else value)
 
     def _off_ties(self, inputs: Feeds) -> dict[str, Array]:
-        """Real inputs, of which those exactly between two steps are moved to the step that the plan takes."""
+        """Return the float inputs, with those exactly between two steps moved to the plan's step."""
         found = dict(inputs)
         for name, port in self.model.inputs.items():
             value = inputs[name]
@@ -231,7 +231,7 @@ def _fed(value: Array, port: Mapping[str, Any]) -> Array:
 
 
 def _stored(value: Array, port: Mapping[str, Any]) -> Array:
-    """A real input as the integers that the plan stores."""
+    """Return a real input as the integers that the plan stores."""
     if value.dtype.kind != "f":
         return value
     low, high = port["range"]

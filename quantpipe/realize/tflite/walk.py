@@ -154,7 +154,7 @@ class Walk:
         return result if made.order == order else self._turned(tensor, form, order)
 
     def _input(self, tensor: str, form: Form, order: Order) -> int:
-        """An input of the model has the order that it is first read in, so that nothing has to be turned."""
+        """Add an input in the order in which it is first read, so that no transposition is needed."""
         if tensor not in self.graph.input_names:
             raise self.refused(f"{tensor!r} does not exist as {form}")
         own = Form.QUANTIZED if self.whole and tensor in self.plan.quantizers else Form.FLOAT

@@ -78,7 +78,7 @@ def _key(tensor: str, source: Map) -> tuple[str, str]:
 
 
 def _allocated(layers: Sequence[Layer]) -> tuple[dict[tuple[str, str], int], int]:
-    """(tensor, layout) -> its address in vectors, and the bytes of all."""
+    """Return (tensor, layout) -> its address in vectors, and the bytes of all."""
     found: dict[tuple[str, str], int] = {}
     size = 0
 

@@ -16,7 +16,6 @@ BLOCK = 16
 UOPS, INPUTS, WEIGHTS, ACCUMULATORS = 1 << 13, 1 << 11, 1 << 10, 1 << 11
 """Elements of the buffers: micro-operations, vectors of 16 int8, tiles of 16 x 16 int8, vectors of 16 int32."""
 MOST_PAD = 15
-IMMEDIATE = (-(1 << 15), (1 << 15) - 1)
 BYTES = 16
 """Of an instruction."""
 

@@ -152,15 +152,15 @@ class Lowering:
             more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
             raise HardwareError(
                 f"VTA has no instructions for {'; '.join(refused[:4])}{more}. Legal are sums of int8 products, their "
-                "additions, averages and greatest values, narrowed by shifts; leave these nodes in float "
-                "(annotate.float_nodes), where the host runs them",
+                "additions, averages and maxima, narrowed by shifts. Keep these nodes in float (annotate.float_nodes); "
+                "the host runs them then",
                 stage="realize",
                 where=FORM,
             )
         return found, host
 
     def _handed_on(self) -> dict[str, Kernel]:
-        """Kernels whose accumulators go into an addition, by node: they are part of its layer."""
+        """Return the kernels whose accumulators go into an addition, by node: they are part of its layer."""
         makers = {k.output: k for k in self.topology.kernels if k.form is Form.RAW}
         found = {}
         for kernel in self.topology.kernels:
@@ -186,7 +186,7 @@ class Lowering:
             return self._multiplied(kernel, numbers)
         if isinstance(numbers, Move):
             return self._moved(node, kernel, numbers)
-        raise HostsOwn("its family is none of VTA's")
+        raise HostsOwn("VTA does not run ops of its family")
 
     def grid(self, tensor: str) -> Map:
         """Return the map of a tensor of one sample whose channels are axis 1."""
@@ -339,7 +339,7 @@ def _blocks(bias: Array | None) -> Array | None:
 
 
 def _tiles(values: Array, group: int) -> tuple[Tile, Reads]:
-    """Tiles of a weight `[M, C / group, *taps]`, and which blocks of inputs a block of results reads."""
+    """Return tiles of a weight `[M, C / group, *taps]`, and which input blocks each result block reads."""
     outputs, per, made = values.shape[0], values.shape[1], values.shape[0] // group
     flat = values.reshape(outputs, per, -1).astype(np.int8)
     if group == 1:

@@ -26,8 +26,6 @@ from quantpipe.realize.vta.isa import (
 
 Array = NDArray[Any]
 QUEUES = ("load", "compute", "store")
-FLOAT_EXACT = BLOCK * 128 * 128
-"""The greatest sum of one step, which float32 holds: so that a matrix product of floats gives integers."""
 
 
 class Machine:
@@ -71,7 +69,7 @@ class Machine:
                     tokens[source, target] += 1
         left = {f"{a} to {b}": n for (a, b), n in tokens.items() if n}
         if left:
-            raise HardwareError(f"tokens are left behind the program: {left}", stage="evaluate", where="vta")
+            raise HardwareError(f"tokens are left after the program: {left}", stage="evaluate", where="vta")
 
     def _execute(self, one: Instruction) -> None:
         if one.op is Op.LOAD:
@@ -126,7 +124,7 @@ class Machine:
     # --- arithmetic ---------------------------------------------------------------------------------------------------
 
     def _places(self, one: Instruction) -> tuple[Array, Array, Array]:
-        """(micro-operations, accumulators `[uops, steps]`, sources `[uops, steps]`) of a loop."""
+        """Return (micro-operations, accumulators `[uops, steps]`, sources `[uops, steps]`) of a loop."""
         uops = self.uops[one["uop_begin"] : one["uop_end"]]
         out, inner = np.meshgrid(np.arange(one["iter_out"]), np.arange(one["iter_in"]), indexing="ij")
         dst = (out * one["dst_out"] + inner * one["dst_in"]).reshape(-1)
@@ -194,7 +192,7 @@ def _within(places: Array, depth: int, what: str) -> None:
 
 
 def _flags(queue: str) -> list[tuple[str, str, str]]:
-    """(flag, from, to) of the tokens that a queue takes and gives."""
+    """Return (flag, from, to) of the tokens that a queue takes and gives."""
     before = {"compute": "load", "store": "compute"}.get(queue)
     after = {"load": "compute", "compute": "store"}.get(queue)
     found = []

@@ -65,11 +65,11 @@ class _Tile:
 
     @property
     def count(self) -> int:
-        """Vectors of the tile in all of its blocks."""
+        """Return the number of vectors of the tile in all of its blocks."""
         return len(self.blocks) * self.place.count
 
     def sums(self) -> None:
-        """Every term into accumulators of its own, then all of them into the first ones."""
+        """Emit every term into accumulators of its own, then all of them into the first ones."""
         for number, term in enumerate(self.layer.terms):
             base = number * self.count
             self._begin(term, base)
@@ -84,7 +84,7 @@ class _Tile:
             self.program.alu(opcode, [Uop(0, number * self.count)], loop)
 
     def _begin(self, term: Term, base: int) -> None:
-        """The bias in every accumulator, or 0."""
+        """Emit the bias into every accumulator, or 0."""
         if term.bias is None:
             loop = {"iter_out": 1, "iter_in": self.count, "dst_in": 1}
             self.program.gemm([Uop(base)], loop, reset=True)
@@ -183,7 +183,7 @@ class _Tile:
     # --- from accumulators to what is stored --------------------------------------------------------------------------
 
     def narrow(self) -> None:
-        """Shift, bound, store; or store all 32 bits, a byte at a time."""
+        """Emit shift, bounds and store; or store all 32 bits, a byte at a time."""
         how = self.layer.narrowing
         low, high = self.layer.bounds
         if how is not None:
@@ -206,7 +206,7 @@ class _Tile:
             self._store(plane)
 
     def _right(self, count: int, rounding: Rounding, base: int) -> None:
-        """(v + 2^(n-1)) >> n as ((v >> (n-1)) + 1) >> 1 where 2^(n-1) is no immediate: the same number."""
+        """Emit (v + 2^(n-1)) >> n as ((v >> (n-1)) + 1) >> 1 where 2^(n-1) is no immediate: the same number."""
         if rounding is Rounding.FLOOR:
             self._all(Alu.SHR, count, base)
         elif count <= 15:
@@ -222,7 +222,7 @@ class _Tile:
         self.program.alu(opcode, [Uop(base, base)], loop, imm)
 
     def _channels(self, how: Requantize) -> None:
-        """Bounds of each channel, as a second operand of MIN and MAX."""
+        """Emit the bounds of each channel, as a second operand of MIN and MAX."""
         if how.by_channel is None:
             return
         first = len(self.layer.terms) * self.count
@@ -246,7 +246,7 @@ class _Tile:
 
 
 def _inside(term: Term, axis: int, results: tuple[int, int], tap: int) -> tuple[int, int]:
-    """The results, from the first of a tile on, whose tap lies inside of the map: (how many before, how many)."""
+    """Return (how many before, how many) results, from a tile's first on, have their tap inside the map."""
     size, (first, count) = (term.source.height, term.source.width)[axis], results
     places = (first + np.arange(count)) * term.strides[axis] - term.begin[axis] + tap * term.dilations[axis]
     kept = np.flatnonzero((places >= 0) & (places < size))

@@ -86,7 +86,7 @@ def size_of_tile(layer: Layer) -> tuple[int, int]:
             taps = [prod(t.taps) for t in layer.terms]
             raise HardwareError(
                 f"its window of {max(taps)} elements does not fit VTA's buffers ({INPUTS} input vectors, {WEIGHTS} "
-                f"tiles of weights, pads of at most {MOST_PAD}); legal are smaller windows, or leaving it in float "
+                f"tiles of weights, pads of at most {MOST_PAD}). Legal are smaller windows; or keep it in float "
                 "(annotate.float_nodes)",
                 stage="realize",
                 where=f"{FORM}: {layer.node}",

@@ -206,7 +206,7 @@ class _Finder:
             offset = AFFINE[node.op].offset
             there = offset is not None and offset < len(node.inputs) and node.inputs[offset]
             if there and not link.offsets and np.any(self._graph.constant(node.inputs[offset or 0])):
-                return f"a layer behind {name} has no bias to take up its offset"
+                return f"a layer after {name} has no bias for its offset"
         pinned = [*found.tensors, *(t for link in found.norms.values() for t in link.tensors)]
         return self._pinned(pinned, [*found.producers.values(), *found.consumers.values()])
 

@@ -1,4 +1,4 @@
-"""The figures of a report, drawn by matplotlib as SVG that stands in the page itself.
+"""Draw the figures of a report by matplotlib as SVG inside the page itself.
 
 matplotlib is imported when the first figure is drawn, and by no other module.
 """

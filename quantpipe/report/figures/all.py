@@ -56,7 +56,7 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
 
 
 def _layers(given: Any) -> list[dict[str, Any]]:
-    """The rows that can be drawn: what is no number in them is left out."""
+    """Return the rows that can be drawn: what is no number in them is left out."""
     names = ("bits", "sqnr_db", "rounding", "saturation")
     return [
         {"tensor": str(row["tensor"]), **{name: float(row[name]) for name in names if _finite(row.get(name))}}

@@ -108,7 +108,7 @@ class Canvas:
 
 
 def _titled(text: str, name: str, titles: Sequence[str]) -> str:
-    """With a title in each mark of a group, in their order."""
+    """Return the figure with a title in each mark of a group, in their order."""
     begin = text.find(f'<g id="{name}">')
     if begin < 0:
         return text
@@ -124,11 +124,11 @@ def _titled(text: str, name: str, titles: Sequence[str]) -> str:
 
 
 def _plain_ids(text: str) -> str:
-    """Without ids that nothing refers to: a page has several figures, and an id is one for the page."""
+    """Return the figure without unused ids: a page has several figures, and an id must be unique in it."""
     used = set(_USED.findall(text))
     return _ID.sub(lambda found: found[0] if found[1] in used else "", text)
 
 
 def shortened(name: str, limit: int = 28) -> str:
-    """Return a name that fits beside an axis: its end, which says more than its beginning."""
+    """Return a name that fits next to an axis: its end, which is more specific than its beginning."""
     return name if len(name) <= limit else f"…{name[1 - limit :]}"

@@ -1,4 +1,4 @@
-"""Where classes changed: the realized model's beside the float model's."""
+"""Draw where classes changed: the realized model's compared with the float model's."""
 
 from __future__ import annotations
 

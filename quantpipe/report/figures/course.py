@@ -1,4 +1,4 @@
-"""How a run went: the search, the front, the stages with their memory."""
+"""Draw the course of a run: the search, the front, the stages with their memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def timeline(rows: Sequence[TimelineRow]) -> str | None:
 
 
 def _points(given: Any, size: int) -> list[Sequence[float]]:
-    """The finite points in their order; a long curve thinned out to what a screen can show, with its end."""
+    """Return the finite points in their order; a long curve thinned out to what a screen can show, with its end."""
     rows = given if isinstance(given, list | tuple) else ()
     found = [p for p in rows if isinstance(p, list | tuple) and len(p) == size and all(map(_finite, p))]
     stride = -(-len(found) // MOST_POINTS) or 1

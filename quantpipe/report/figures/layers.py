@@ -41,7 +41,7 @@ def along_depth(layers: Sequence[Mapping[str, Any]], stages: Sequence[StageError
 
 
 def _decibel(row: Mapping[str, Any]) -> float | None:
-    """SQNR of quantizing the float tensor alone, of rounding and saturation together."""
+    """Return the SQNR of quantizing the float tensor alone, of rounding and saturation together."""
     from math import log10
 
     noise = (row.get("rounding") or 0.0) + (row.get("saturation") or 0.0)
@@ -57,7 +57,7 @@ def bars(layers: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> st
     rows = sorted(layers, key=lambda r: -((r.get("rounding") or 0.0) + (r.get("saturation") or 0.0)))[:SHOWN]
     names, at = [shortened(str(row["tensor"])) for row in rows], range(len(rows))
     panels = 3 if shares else 2
-    with Canvas(9, 0.7 + 0.17 * len(rows), "The tensors with the greatest errors of their own", panels) as canvas:
+    with Canvas(9, 0.7 + 0.17 * len(rows), "The tensors with the largest errors of their own", panels) as canvas:
         canvas.figure.clear()
         axes = canvas.figure.subplots(1, panels, sharey=True, width_ratios=[4, 1, 2][:panels])
         error, bits = axes[0], axes[1]
@@ -82,7 +82,7 @@ def bars(layers: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> st
 
 
 def histogram(found: HistogramFigure) -> str:
-    """Return what calibration saw of a tensor, the range that it got, and how wide a code is."""
+    """Return a figure of a tensor's calibration data, its range, and the width of a code."""
     import numpy as np
 
     counts = np.array(found["counts"], float)

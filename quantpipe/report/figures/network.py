@@ -80,7 +80,7 @@ def _colour(node: GraphNode) -> str:
 
 
 def _marks(ax: Any, nodes: Sequence[GraphNode], x: Places, y: Places, *, points: float) -> None:
-    """A box for each node, as wide as its place of so many points allows."""
+    """Draw a box for each node, as wide as its place of so many points allows."""
     corners = ((-1, -0.42), (1, -0.42), (1, 0.42), (-1, 0.42), (-1, -0.42))
     halves = [((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in pairwise(corners)]
     # With points enough, matplotlib writes the box once and refers to it, and references can have titles.
@@ -119,7 +119,7 @@ def _legend(ax: Any, nodes: Sequence[GraphNode]) -> None:
 
 
 def _edges(ax: Any, edges: Sequence[tuple[int, int]], x: Places, y: Places) -> None:
-    """All edges as one path, which keeps the page small; those to the next row end and begin at its rim."""
+    """Draw all edges as one path, which keeps the page small; edges to the next row end and begin at its rim."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -141,7 +141,7 @@ def _edges(ax: Any, edges: Sequence[tuple[int, int]], x: Places, y: Places) -> N
 
 
 def _places(count: int, edges: Sequence[tuple[int, int]], ranks: int = RANKS[-1][1]) -> tuple[Places, Places]:
-    """Where each node stands: at its depth, beside those of the same depth, in rows of `ranks` steps."""
+    """Return each node's place: at its depth, next to other nodes of this depth, in rows of `ranks` steps."""
     before: dict[int, list[int]] = defaultdict(list)
     for a, b in edges:
         before[b].append(a)
@@ -167,7 +167,7 @@ def _places(count: int, edges: Sequence[tuple[int, int]], ranks: int = RANKS[-1]
 
 
 def _merged(graph: GraphFigure) -> GraphFigure:
-    """At most `MOST` marks: runs of nodes that follow one another become one, which shows the worst of them."""
+    """Return at most `MOST` marks: runs of consecutive nodes become one, which shows the worst of them."""
     nodes = graph["nodes"]
     size = -(-len(nodes) // MOST)
     if size <= 1:

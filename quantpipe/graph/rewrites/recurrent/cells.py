@@ -100,7 +100,7 @@ def lstm(step: Step, gates: ir.Value, state: State) -> State:
 
 
 def _peeped(step: Step, gates: ir.Value, place: int, cell: ir.Value | None, *, name: str) -> ir.Value:
-    """A gate that sees the cell state."""
+    """Return a gate that sees the cell state."""
     own = step.part(gates, place, 1, f"{name}_in")
     if cell is not None and step.way.peephole is not None:
         size = step.layer.size
@@ -183,6 +183,6 @@ def _has_twin(way: Direction) -> bool:
 
 
 def _with_twin(values: Array, size: int) -> Array:
-    """The update gate, the same with its sign turned, then the other gates, along the last axis."""
+    """Return the update gate, the same with its sign turned, then the other gates, along the last axis."""
     update = values[..., :size]
     return np.concatenate([update, -update, values[..., size:]], axis=-1)

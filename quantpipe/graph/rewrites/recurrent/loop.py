@@ -102,7 +102,7 @@ def _run(
 def _body(
     writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.TypeProtocol | None], *, cells: bool
 ) -> ir.Graph:
-    """One step: the states, then a step's gates `[B, G·H]` and which samples have it `[B, 1]`, as inputs."""
+    """Return the body of one step: its inputs are states, gates `[B, G·H]` and samples with this step `[B, 1]`."""
     inside = BodyWriter(writer)
     at = f"{way.name}/step"
 
@@ -134,7 +134,7 @@ def _body(
 
 
 def _begin(writer: StepWriter, layer: Layer, way: Direction, gates: ir.Value) -> State:
-    """The states before the first step; zeros are written out, `[1, B, H]`."""
+    """Return the states before the first step; zeros are written out, `[1, B, H]`."""
     given, zero = first_state(writer, layer, way), None
     if given.hidden is None or (layer.kind.cell and given.cell is None):
         samples = writer.op("Shape", gates, name=f"{way.name}/samples", start=1, end=2)

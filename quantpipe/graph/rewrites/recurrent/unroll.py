@@ -46,7 +46,7 @@ def _run(writer: StepWriter, layer: Layer, way: Direction, steps: range, *, vali
 
 
 def _valid(writer: StepWriter, layer: Layer, steps: int) -> list[ir.Value] | None:
-    """For each step, which samples have it, `[1, B, 1]`; None where all have all."""
+    """Return which samples have each step, `[1, B, 1]`; None if all samples have all steps."""
     if layer.lengths is None:
         return None
     axes = writer.constant("around", np.asarray([0, 2], np.int64))
