@@ -200,8 +200,7 @@ def _forbid_fallback(graph: Graph, reasons: dict[str, Reason], options: Annotate
         listed = ", ".join(f"{n} ({graph.by_name[n].op})" for n in unknown[:8])
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
         raise ConfigError(
-            f"strict=true rejects ops without a rule: {listed}{more}; "
-            "without strict they stay in float and are listed",
+            f"strict=true rejects ops without a rule: {listed}{more}; without strict they stay in float and are listed",
             stage="annotate",
             where="strict",
         )

@@ -36,10 +36,10 @@ class Pipeline:
 
     Args:
         model: An ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
-        samples: The samples that ranges are taken from and results are judged by. An array `[N, …]` with a row per
-            sample; a mapping with such an array for each input of the model; an iterable of samples; or a tuple (any of
-            these, labels `[N]`). Also a `SampleSets` where you have divided them already, or a data set of
-            `quantpipe.data`.
+        samples: The samples that ranges are taken from and results are judged by. They are an array `[N, …]` with a row
+            per sample, or a mapping with such an array for each input of the model. They may also be an iterable of
+            samples, a tuple (any of these, labels `[N]`), a `SampleSets` where you have divided them already, or a data
+            set of `quantpipe.data`.
         hardware: What the device can run: the name of a shipped file, the path of a YAML file, its content as a
             mapping, or a `HardwareSpec`. A mapping with the key `option` changes fields of a shipped file.
         folder: The run folder, made where it is not there; None: a temporary one.

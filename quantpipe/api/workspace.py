@@ -24,7 +24,5 @@ class Workspace:
     def resume_call(self) -> str:
         """Return how an interrupted run goes on, in words."""
         if self.temporary:
-            return (
-                "the interrupted method (a new call starts again, as this folder is temporary: give folder=…)"
-            )
+            return "the interrupted method (a new call starts again, as this folder is temporary: give folder=…)"
         return f"the same call, with folder={str(self.path)!r}"

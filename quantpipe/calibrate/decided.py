@@ -22,7 +22,7 @@ from quantpipe.types import Range
 
 @dataclass(eq=False)
 class DecidedEstimator(OverBase):
-    """An estimator with decisions of calibrators; by itself it is the one that they began with.
+    """Estimate ranges with decisions of calibrators; without decisions by the estimator that they began with.
 
     The decisions come when the statistics are there, and do not change after that.
 

@@ -28,10 +28,10 @@ NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class RuledEstimator:
-    """An estimator that is another one for the tensors that rules fit; by itself it goes by the name in statistics.
+    """Estimate ranges by another estimator for the tensors that rules fit, found by the name in the statistics.
 
     Attributes:
-        default: The one of the threshold option.
+        default: The estimator of the threshold option.
         rules: All rules, in order.
         rule_of: Tensor -> the number of the rule that decides on it.
     """

@@ -44,16 +44,16 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of `threshold.rules`. A tensor fits that meets every condition that the rule has.
+    """Hold one entry of `threshold.rules`; a tensor fits if it meets all of the rule's conditions.
 
     Attributes:
-        estimator: Gives the range of what the rule fits.
+        estimator: Gives the range of the tensors that the rule fits.
         use: The estimator as the configuration names it.
         tensors: Patterns of names of tensors.
         ops: Op types of nodes, or patterns of them; `side` selects which of their tensors are meant.
         nodes: Patterns of names of nodes, likewise.
         side: Which tensors of the nodes are meant.
-        roles: What a tensor is in the model.
+        roles: Roles of a tensor in the model.
     """
 
     estimator: Estimator

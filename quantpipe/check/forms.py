@@ -20,12 +20,12 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class LoadedForm:
-    """One form that the device's tool chain loads.
+    """Hold one form that the device's tool chain loads.
 
     Attributes:
         form: Its name, as in `realize=NAME`.
         written: This version writes it.
-        exact: Its file computes what the device does, bit by bit; None where that is the tool's affair.
+        exact: Its file computes the device's numbers, bit by bit; None where this depends on the tool.
         why: The inexact parts, or why this is unknown.
     """
 

@@ -42,8 +42,8 @@ class Alternative:
 
     Attributes:
         field: The field of the hardware file, or of the kernel (`conv.pads`, `bias`, …).
-        value: What it would be.
-        site: The kernel with the numbers that follow from that.
+        value: Its other value.
+        site: The kernel with the resulting numbers.
         fault: Its additional fault.
         change: The change of the hardware file; empty for a mistake outside such files.
     """

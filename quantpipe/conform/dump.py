@@ -27,7 +27,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """Hold what a device gave of one set.
+    """Hold a device's results for one set.
 
     Attributes:
         tensors: Its integers by tensor, int64, of the first samples.

@@ -74,10 +74,7 @@ class Probe:
     """Hold a probe: its network on a device, its model, its golden integers.
 
     Attributes:
-        recipe: What it is for.
         described: The network, whose hardware file can be changed.
-        vectors: Golden inputs and integers.
-        model: The float model.
     """
 
     recipe: Recipe

@@ -29,13 +29,12 @@ class Draft:
     """Hold a probe before its scales are chosen: the model without its biases, and how its operands are filled.
 
     Attributes:
-        op: The op.
         inputs: Input -> shape of one sample.
         output: The shape of the result of one sample.
         weight: Integers of the weight in units of its largest code, `[-1, 1]`; None without weight.
         bias: Whether the op takes a bias.
-        attributes: Of the node.
-        extreme: Whether inputs are at the ends of their range, in place of anywhere.
+        attributes: Attributes of the node.
+        extreme: Whether inputs are at the ends of their range, instead of anywhere.
     """
 
     op: str
@@ -92,12 +91,10 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """Say how a probe is made.
+    """Describe how a probe is made.
 
     Attributes:
-        name: Its name.
-        purpose: Its purpose, in a sentence.
-        draft: Makes the draft, from a source of chance.
+        draft: Makes the draft, from a random generator.
         scales: `general` or `ties`.
         fill: The largest accumulator, in units of the largest stored result; above 1 it saturates.
         separating: Whether biases are chosen so that ways to narrow differ.

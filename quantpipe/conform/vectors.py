@@ -34,7 +34,7 @@ class VectorSet:
 
     Attributes:
         name: The name of its folder.
-        purpose: What it is for, in one sentence.
+        purpose: Its purpose, in one sentence.
         network: The network with its numbers.
         inputs: The model's real inputs, `[N, …]`.
         golden: Every stored tensor and every accumulator that a kernel reads.

@@ -107,14 +107,7 @@ model has several outputs."""
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedModel:
-    """Hold one quantized model.
-
-    Attributes:
-        graph: The float model, clean.
-        topology: What of it runs in integers.
-        plan: Every number of it.
-        realized: The model that was written of that.
-    """
+    """Hold one quantized model: the clean float model, topology, plan, and realized model."""
 
     graph: Graph
     topology: Topology
@@ -124,11 +117,11 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSamples:
-    """Hold what an evaluation runs on, and what is compared there.
+    """Hold the samples of an evaluation, and the compared outputs.
 
     Attributes:
-        judged: Samples that nothing was fitted to or chosen by.
-        chosen_by: Those that the strategy was chosen by, to compare its losses.
+        judged: Samples that were used for no fit and no choice.
+        chosen_by: The samples that the strategy was chosen by, to compare its losses.
         compared: The compared outputs, and how; the metrics are about the output it names.
         seen: The float model's reference on `chosen_by`, if it is known.
     """

@@ -45,8 +45,8 @@ class Foreign:
     """Hold a file in the terms of its original.
 
     Attributes:
-        given: What the file gives, by its own names.
-        numbers: What is quantized, by the original's names.
+        given: The file's grids and integers, by its own names.
+        numbers: The quantized parts, by the original's names.
         stored: Tensor of the original -> the file's value that holds its integers.
         real: Tensor of the original that the file computes in float -> the file's value.
         weights: Constant of the original -> the file's integers.

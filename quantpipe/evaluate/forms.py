@@ -33,16 +33,15 @@ class WrittenBeside:
     """Hold one form that is written next to model.onnx.
 
     Attributes:
-        form: Its name.
         file: The name of its model's file.
         size: Bytes of all of its files.
-        seconds: What writing them took.
+        seconds: The time of writing them.
         rendered: The model, of an ONNX form.
         files: Name -> content, of any other form.
         facts: Further facts for the report.
         howto: How its files are used, for SHIP.md; None where onnxruntime runs them.
-        writer: What wrote them and runs them, where onnxruntime does not.
-        reason: Why its files do not compute what was searched, of any other form; None where they do.
+        writer: The form that wrote them and runs them, where onnxruntime does not.
+        reason: Why the files of another form do not compute the searched numbers; None where they do.
     """
 
     form: str

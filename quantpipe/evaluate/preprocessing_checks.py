@@ -2,8 +2,8 @@
 
 A mistake here affects all later stages, so the samples are checked before anything else runs, and reported first.
 
-Four signs are checked, on some samples: accuracy near guessing; a model that is sure of itself and wrong; a classifier
-that gives the same answer to all samples; values far outside the training statistics. The last sign are values before
+Four signs are checked, on some samples. They are accuracy near guessing; a model that is sure of itself and wrong; one
+answer of a classifier for all samples; and values far outside the training statistics. The last sign are values before
 the first BatchNormalization that are far from its stored mean and variance. Without a BatchNormalization it is a first
 Clip that cuts off most values. A forgotten `dataset.preprocess.scale` shows all of them.
 """

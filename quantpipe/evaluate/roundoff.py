@@ -1,8 +1,9 @@
 """Bound the difference of two correct float32 runs of the same arithmetic, element by element.
 
-There are two cases. For a float kernel that the runtime computes by a float32 sum, the bound is for a sum of n products
-in any order, from the actual operands (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). For float nodes it
-is a stated share of the result, widened by the changes of the runtime's own optimizations.
+There are two cases. For a float kernel that the runtime computes by a float32 sum, the bound holds for a sum of n
+products in any order, from the actual operands. It is in section 3.1 of Higham, Accuracy and Stability of Numerical
+Algorithms. For float nodes it is a stated share of the result, widened by the changes of the runtime's own
+optimizations.
 """
 
 from __future__ import annotations

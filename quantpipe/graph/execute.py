@@ -242,8 +242,8 @@ def release_memory() -> None:
     """Give memory that runs have left unused back to the system.
 
     It releases the arena's memory that no session uses, and the memory that the C library keeps. glibc keeps memory for
-    the threads that asked for it; other libraries have no such call and need no release. Use it between two phases of a
-    run, and after much memory was freed. The next run has to ask for its pages again. The arena's first region stays.
+    the threads that asked for it; other libraries need no release. Use it between two phases of a run, and after much
+    memory was freed. The next run has to ask for its pages again. The arena's first region stays.
     """
     _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

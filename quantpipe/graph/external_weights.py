@@ -1,9 +1,9 @@
 """Weights that stay in files: their places, our own arrays in files, and models written without them.
 
-A model whose external data are too large to hold is kept as a skeleton: nodes and small constants in memory, and large
-weights as references to their files, mapped at need. New integer weights of such a model are stored in temporary files
-of their own. So only one weight is in memory at a time, whatever the model's size; the operating system drops pages of
-mapped files.
+A model whose external data are too large to hold is kept as a skeleton. Its nodes and small constants are in memory;
+large weights are references to their files, mapped at need. New integer weights of such a model are stored in temporary
+files of their own. So only one weight is in memory at a time, whatever the model's size. The operating system drops
+pages of mapped files.
 """
 
 from __future__ import annotations

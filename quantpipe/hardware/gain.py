@@ -1,9 +1,9 @@
 """Find the numbers of bits from which a device gains anything.
 
-One rule holds for all hardware files. Fewer bits are worth a choice in three cases. The tensor is stored in fewer bytes
-or read by another kernel (both: a narrower type, `storage`); it is multiplied at a higher rate (`cost.macs_per_cycle`);
-or its sums could leave the accumulator. Of several numbers of bits that the device treats alike, the largest is kept:
-the others lose precision for nothing.
+One rule holds for all hardware files. Fewer bits are worth a choice if the tensor is then stored in fewer bytes, or
+read by another kernel (both: a narrower type, `storage`). They are also worth it if the tensor is multiplied at a
+higher rate (`cost.macs_per_cycle`), or if its sums could leave the accumulator. Of several numbers of bits that the
+device treats alike, the largest is kept: the others lose precision for nothing.
 """
 
 from __future__ import annotations

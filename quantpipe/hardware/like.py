@@ -42,8 +42,8 @@ def taken_over(data: Data, read: Read, names: tuple[str, ...] = ()) -> dict[str,
         raise reader.error(LIKE, f"is {base_name!r}; legal is the name of one hardware file, such as tflite_int8")
     for key in OWN:
         if not str(data.get(key) or "").strip():
-            said = "its own name" if key == "name" else "where the differences come from"
-            raise reader.error(key, f"is missing; a file that is like {base_name} says {said}")
+            said = "its own name" if key == "name" else "the source of the differences"
+            raise reader.error(key, f"is missing; a file that is like {base_name} needs {said}")
     way = (*names, str(data["name"]))
     if base_name in way:
         raise reader.error(LIKE, f"leads back to itself: {' -> '.join((*way, base_name))}; legal is a file that ends")

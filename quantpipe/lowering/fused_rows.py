@@ -1,9 +1,9 @@
 """Read rows that store their own scale and offset as bytes after their integers, by ops of a graph.
 
-The layout comes from Glow's fused types and FBGEMM. It is the integers of a row (of 4 bits two to a byte, the even one
-in the low half), then scale and offset, little-endian IEEE numbers of 32 or 16 bits. ONNX has no op that reinterprets
-bytes as a number. So a number is computed from its sign, exponent and fraction, exactly: (hidden digit + fraction) ·
-power of two.
+The layout comes from Glow's fused types and FBGEMM. First come the integers of a row (of 4 bits two to a byte, the even
+one in the low half). Then follow scale and offset, little-endian IEEE numbers of 32 or 16 bits. ONNX has no op that
+reinterprets bytes as a number. So a number is computed from its sign, exponent and fraction, exactly: (hidden digit +
+fraction) · power of two.
 """
 
 from __future__ import annotations

@@ -59,17 +59,15 @@ class Evaluated:
     """Hold the facts about the integer model at the end of a run.
 
     Attributes:
-        plan: Every number of it.
-        evaluation: The measured numbers.
         model: Sizes, operations and bits (`stages.describe_model`).
         costs: The strategy by every cost measure.
-        host: What is to be known of the machine that ran it.
+        host: Relevant facts of the machine that ran it.
         lacking: The nodes that no kernel runs as they are (`without_kernel`).
         speed: Its speed compared with the float model; None if unknown.
-        slower: The sentence on that where it is slower.
-        imported: What the file gave, where it was quantized already.
+        slower: A sentence if it is slower.
+        imported: The file's grids and integers, where it was quantized already.
         forms: A row for each form, where there are several.
-        baseline: How near onnxruntime's own quantization is, where that was compared.
+        baseline: The accuracy of onnxruntime's own quantization, where it was compared.
     """
 
     plan: QuantPlan

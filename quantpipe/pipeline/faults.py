@@ -1,8 +1,8 @@
 """Describe the faults at the places with the largest losses, as far as the numbers show them.
 
-A share of an error shows how much is lost. The reason follows from more sources. They are calibration statistics
-(outliers, masks, parts far apart), the plan (a weight whose scale was raised for its bias), values that do not fit
-their range, and sums that overflow.
+A share of an error shows how much is lost. The reason follows from other data: calibration statistics (outliers, masks,
+parts far apart), and the plan (a weight whose scale was raised for its bias). Values that do not fit their range, and
+sums that overflow, are further reasons.
 """
 
 from __future__ import annotations

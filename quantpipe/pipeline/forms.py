@@ -27,14 +27,14 @@ MODEL = "model.onnx"
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """Hold everything that is written of one plan.
+    """Hold all written forms of one plan.
 
     Attributes:
         first: The model in model.onnx.
         backend: Its form.
-        seconds: What it took to write it.
+        seconds: The time of writing it.
         beside: The other forms, in the requested order.
-        made: What all of them are made of.
+        made: The provenance of all of them.
     """
 
     first: Rendered

@@ -1,6 +1,6 @@
 """Realize: QuantPlan -> the files of the integer model. Each ONNX form is one dialect: a table op -> lowering.
 
-There are three of our own, and formats that are not ONNX; plug-in packages bring more (docs/extending.md).
+quantpipe has four of them (`OWN`), and formats that are not ONNX; plug-in packages add more (docs/extending.md).
 """
 
 from quantpipe.realize.backends import BACKENDS, OWN, refuse_clashes, write

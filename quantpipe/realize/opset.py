@@ -63,8 +63,8 @@ LIKE: Mapping[str, int] = {
 def with_least_opset(model: ir.Model, *, kernels: Collection[str] = ()) -> ir.Model:
     """Return the model with the lowest opset of ONNX's own that its nodes need; itself, changed in place.
 
-    The model's opset stays in three cases: a node that ONNX does not define; ops of packages, whose functions are
-    written in it; and external weights, which are not read for this. `kernels`: more domains whose ops are no
+    The model's opset stays for a node that ONNX does not define, and for ops of packages, whose functions are written
+    in it. It also stays for external weights, which are not read for this. `kernels`: more domains whose ops are no
     functions.
     """
     given = model.graph.opset_imports.get("")

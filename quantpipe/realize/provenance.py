@@ -22,10 +22,10 @@ PREFIX = "quantpipe."
 
 @dataclass(frozen=True)
 class Provenance:
-    """Hold what a realized file was made of.
+    """Hold the sources of a realized file.
 
     Attributes:
-        version: Of quantpipe.
+        version: The version of quantpipe.
         model: Digest of the float model's file.
         strategy: Digest of the strategy's numbers, recovered weights included.
         hardware: Name of the hardware file.

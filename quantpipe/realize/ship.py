@@ -17,10 +17,9 @@ class Shipped:
     """Hold one form's content for SHIP.md.
 
     Attributes:
-        form: Its name.
         files: Names of all of its files.
         options: Session options that it needs, where onnxruntime runs it.
-        inexact: Why it does not compute exactly what was searched; None where it does.
+        inexact: Why it does not compute exactly the searched numbers; None where it does.
         howto: How it is used, where onnxruntime does not run it: Markdown.
     """
 

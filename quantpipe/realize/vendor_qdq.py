@@ -1,10 +1,10 @@
 """Write Q/DQ as the tools of other devices load it: real ops between DequantizeLinear and QuantizeLinear, nothing else.
 
 Such a tool makes integer kernels of what stands between the two, by its own rules. So there are no integer nodes at
-all: clamps are float ones before QuantizeLinear, averages are the original pools, biases are floats (the values of the
-plan's integers). 16-bit tensors have Q/DQ of 16 bits (opset 21). An addition that is fused with a convolution reads its
-result as it is, without Q/DQ in between (TensorRT calls that explicit quantization). onnxruntime runs nodes that it
-cannot fuse in float32. If this differs from the plan, `inexact` names the reason.
+all: clamps are float ones before QuantizeLinear, averages are the original pools, and biases are floats (the values of
+the plan's integers). 16-bit tensors have Q/DQ of 16 bits (opset 21). An addition that is fused with a convolution reads
+its result as it is, without Q/DQ in between. TensorRT calls that explicit quantization. Nodes that onnxruntime cannot
+fuse run in float32. If this differs from the plan, `inexact` names the reason.
 """
 
 from __future__ import annotations

@@ -112,15 +112,15 @@ class DiagnosisPart(TypedDict):
     """The section of a report whose result misses: the reason, the largest losses, and their remedies.
 
     Attributes:
-        why: What is missed, in sentences.
-        samples: Of the search, on which all of it was measured.
-        loss: Of the result on these.
-        loss_before_recovery: Without recovery, which culprits and advice are about; None where there was none.
-        culprits: What costs most, worst first, of what has most noise of its own.
+        why: The missed targets, in sentences.
+        samples: The samples of the search on which all of it was measured.
+        loss: The loss of the result on these samples.
+        loss_before_recovery: The loss without recovery, which culprits and advice refer to; None without recovery.
+        culprits: The most costly of the tensors with the most noise of their own, worst first.
         advice: Changes that are worth it, the best first.
         unmeasured: Changes of the whole run that may help as well.
-        passes: What it took, in passes of the float model over the search samples.
-        seconds: What it took.
+        passes: The cost of the diagnosis, in passes of the float model over the search samples.
+        seconds: The time of the diagnosis.
     """
 
     why: list[str]

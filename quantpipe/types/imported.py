@@ -106,15 +106,15 @@ class GivenWeight:
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """Hold what a quantized file gives.
+    """Hold the grids and integers of a quantized file.
 
     Attributes:
         forms: How its quantized part is written, such as `QDQ` or `QOperator`.
         tensors: The tensors with given grids, in graph order.
         weights: The constants with given integers, in graph order.
         dynamic: Tensors whose ranges the file computes from each sample.
-        keep: What of all this is kept.
-        lost: Tensors and constants that the clean-up of the float model left nothing of, with the reasons.
+        keep: Which of these parts are kept.
+        lost: Tensors and constants that the clean-up of the float model removed, with the reasons.
         runnable: The file's own model as onnxruntime runs it; None in another process, and for external weights.
     """
 

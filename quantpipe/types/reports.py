@@ -341,16 +341,16 @@ class ProofPart(TypedDict):
 
 
 class OptionalParts(TypedDict, total=False):
-    """Hold what not every report has.
+    """Hold the parts that not every report has.
 
     Attributes:
         free_running: The realized model with states of its own, where state is carried.
         proof: The claims of the certificate.
-        imported: What a model that was quantized already gave.
+        imported: The imported parts of a model that was quantized already.
         forms: Every form of the plan, where a run writes several.
         baseline: The result compared with onnxruntime's own quantization, where onnxruntime is the device.
-        diagnosis: What is wrong with a result that misses its objective or loses too much.
-        detections: Where boxes and scores are, where the model is a detector.
+        diagnosis: The faults of a result that misses its objective or loses too much.
+        detections: The layout of boxes and scores, where the model is a detector.
     """
 
     imported: ImportedPart

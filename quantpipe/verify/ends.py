@@ -57,9 +57,7 @@ def _entry(numbers: Numbers, tensor: str, floats: set[str]) -> None:
     assert quantize is not None  # noqa: S101
     source = model.producer.get(quantize.input[0])
     real = quantize.input[0] in model.inputs or (source is not None and source.name in floats)
-    expect(
-        real or model.is_constant(quantize.input[0]), tensor, "it is quantized from non-float values"
-    )
+    expect(real or model.is_constant(quantize.input[0]), tensor, "it is quantized from non-float values")
     steps = np.arange(low - zero - 2, high - zero + 3, dtype=np.float64)
     near = np.concatenate([steps, steps + 0.49, steps - 0.49, [-1e30, 1e30]])
     points = (near * float(scale)).astype(np.float32).reshape(1, -1)

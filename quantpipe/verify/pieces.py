@@ -105,9 +105,7 @@ class Pieces(Written):
         scale, zero = self.numbers.grid(tensor)
         expect(found.value == self.numbers.value(tensor), self.node, f"it reads {found.value} in place of {tensor}")
         expect_same(scale, found.scale, self.node, f"scale of {tensor}")
-        expect(
-            int(found.zero.reshape(-1)[0]) == zero, self.node, f"the zero point of {tensor} differs from plan.json"
-        )
+        expect(int(found.zero.reshape(-1)[0]) == zero, self.node, f"the zero point of {tensor} differs from plan.json")
 
     def _stored(self, found: Fused) -> None:
         """Its result has the scale, the zero point and the bounds of plan.json."""

@@ -108,7 +108,7 @@ def test_names_may_be_patterns_and_later_ones_count() -> None:
         ({"x": uniform(1.0, 0, "int8")}, "'x' is stored as uint8 on this hardware, not as int8"),
         ({"x": uniform(1.0, 300)}, "cannot have scale 1.0 and zero point 300"),
         ({"x": {"kind": "any", "bits": 12}}, "'x' must have at least 12 bits, and ort_cpu gives it 8"),
-        ({"conv1_out": calibrated(-1, 1)}, "the constraint of 'conv1_out' cannot hold: conv1_out lies inside"),
+        ({"conv1_out": calibrated(-1, 1)}, "the constraint of 'conv1_out' cannot hold: conv1_out is inside"),
     ],
 )
 def test_mistakes_are_named(constraints: dict[str, Any], said: str) -> None:

@@ -40,7 +40,7 @@ def test_all_that_a_rule_may_say() -> None:
         ("max_range", "threshold.rules: is 'max_range'; legal is a list"),
         ("[3]", r"threshold.rules\[0\]: is 3; legal is a mapping"),
         ("[{tensors: x}]", r"rules\[0\]: names no estimator"),
-        ("[{use: kl}]", r"rules\[0\]: says of no tensor"),
+        ("[{use: kl}]", r"rules\[0\]: selects no tensor"),
         ("[{use: kl, roles: [input]}, {use: kl, tensor: x}]", r"rules\[1\].tensor: is no option \(did you mean 'tens"),
         ("[{tensors: 3, use: kl}]", r"rules\[0\].tensors: is 3; legal is a word"),
         ("[{ops: [], use: kl}]", r"rules\[0\].ops: is \[\]"),

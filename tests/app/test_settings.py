@@ -47,7 +47,7 @@ def test_options_of_the_right_kind(given: dict[str, Any]) -> None:
     [
         ({"flag": 1}, "part.flag: is 1; legal is true or false"),
         ({"flag": "maybe"}, "part.flag: is 'maybe'"),
-        ({"count": True}, "part.count: is True; legal is a whole number"),
+        ({"count": True}, "part.count: is True; legal is an integer"),
         ({"count": 1.5}, "part.count: is 1.5"),
         ({"count": None}, "part.count: is None"),
         ({"share": "x"}, "part.share: is 'x'; legal is a number"),

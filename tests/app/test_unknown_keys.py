@@ -11,7 +11,7 @@ from tests.app.configured import settings_of
 
 UNKNOWN = {
     "+search.max_evaluation=5": "search.max_evaluation: is no option (did you mean 'max_evaluations'",
-    "+search.algorithm.foo=1": "search.algorithm.foo: is no option; none is legal here",
+    "+search.algorithm.foo=1": "search.algorithm.foo: is no option; no key is legal here",
     "+threshold.foo=1": "threshold.foo: is no option; legal are activations, weights",
     "+threshold.activations.octave=1": "threshold.activations.octave: is no option (did you mean 'octaves'",
     "+threshold.weights.metod=mse": "threshold.weights.metod: is no option (did you mean 'method'?); legal is method",
@@ -19,7 +19,7 @@ UNKNOWN = {
     "+recover.ridg=1": "recover.ridg: is no option (did you mean 'ridge'",
     "+realize.backen=qdq": "realize.backen: is no option (did you mean 'backend'?)",
     "+executor.worker=1": "executor.worker: is no option (did you mean 'workers'",
-    "+tracking.uri=x": "tracking.uri: is no option; none is legal here",
+    "+tracking.uri=x": "tracking.uri: is no option; no key is legal here",
     "+tracking.launch_folder=x": "tracking.launch_folder: is no option",
     "+model.residentmb=4": "model.residentmb: is no option (did you mean 'resident_mb'",
     "+dataset.shuffle=true": "dataset.shuffle: is no option; legal are search, samples, preprocess",

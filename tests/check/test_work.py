@@ -165,7 +165,7 @@ def test_a_partly_quantized_model_is_named_node_by_node() -> None:
     """As they are named where nobody can read the scales: the graph is that of the file, not the restored one."""
     (note,) = decisions(view(ir.from_proto(partly_quantized()), "sha256:0", "m.onnx"), hardware("ort_cpu"))
     assert note.startswith("the model is already quantized in part: quantize (QuantizeLinear), dequantize (Dequant")
-    assert "give the float model" in note
+    assert "Give the float model" in note
 
 
 def test_the_quantized_part_of_a_model_is_taken_over() -> None:

@@ -53,7 +53,7 @@ def test_classes_are_counted_over_all_sources(tmp_path: Path, caplog: pytest.Log
     splits = dataset.splits(RGB8, 7, seed=0)
     assert labels_of(splits.evaluate) == [1, 2, 1, 2]
     assert set(labels_of(splits.calibrate) + labels_of(splits.search)) == {0, 2}
-    assert "3 sub-folders stand for 7 classes" in caplog.text
+    assert "there are 3 sub-folders for 7 classes" in caplog.text
     assert_disjoint(splits)
 
 

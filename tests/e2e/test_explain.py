@@ -16,7 +16,7 @@ def test_a_run_is_explained_and_what_is_advised_is_run(program: Program) -> None
     first = program.run(*SET, "evaluate.explain=auto")
     assert first.code == 0 and first.report["run"]["hardware"] == "vta"
     last = first.out.split("files   ")[1]
-    assert "lost    mostly at " in last and "recover=default" in last.split("mend    ")[1]
+    assert "lost    mostly at " in last and "recover=default" in last.split("fix     ")[1]
     assert f"command=explain explain.run={first.folder}" in last
     program.env["COLUMNS"] = "80"
     result = program.bare("command=explain", "explain.run=run", *CLOSENESS, "explain.apply=2")

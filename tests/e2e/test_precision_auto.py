@@ -273,7 +273,7 @@ def test_more_bits_are_part_of_the_strategy_of_the_certificate_and_of_the_folder
     found = program.run(*given)
     assert found.code == 0, found.err
     raised = found.report["precision"]["raised"]
-    assert "x" in raised and "16 bits behind input" in found.out and found.report["outputs"][0]["sqnr_db"] > 30
+    assert "x" in raised and "16 bits after input" in found.out and found.report["outputs"][0]["sqnr_db"] > 30
     assert program.bare("command=verify", f"hydra.run.dir={found.folder}").code == 0
     model = (found.folder / "realize" / "model.onnx").read_bytes()
     again = program.run(*given, "command=replay", f"strategy={found.folder}/search/strategy.json", folder="again")

@@ -179,7 +179,7 @@ def test_an_infinite_mask_in_half_precision_is_no_fault() -> None:
 def test_bits_of_half_precision_are_refused() -> None:
     model = small("BitCast", opset=26, to=TensorProto.INT16)
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT16
-    with pytest.raises(ModelError, match="BitCast takes the bits of a float16") as error:
+    with pytest.raises(ModelError, match="BitCast reinterprets the bits of a float16") as error:
         load(model)
     assert "node 'n'" in str(error.value)
 

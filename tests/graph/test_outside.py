@@ -341,7 +341,8 @@ def test_bad_data_files_are_refused_by_name(tmp_path: Path, fault: str, resident
         proto = onnx.load(path, load_external_data=False)
         next(e for e in proto.graph.initializer[0].external_data if e.key == "length").value = "12"
         path.write_bytes(proto.SerializeToString())
-        wanted = f"tensor {first!r} cannot be read from {data}: the model says 12 bytes, FLOAT of shape [400, 64] takes"
+        held = "the model declares 12 bytes, FLOAT of shape [400, 64] takes"
+        wanted = f"tensor {first!r} cannot be read from {data}: {held}"
     else:
         data.rename(tmp_path / "elsewhere.data")
         data.symlink_to(tmp_path / "elsewhere.data")

@@ -300,7 +300,7 @@ BAD = {
     "type of nothing": ({"types": {**SWISH["types"], "q": "int8"}}, "types.q is no value of the pattern"),
     "no type": ({"types": {**SWISH["types"], "y": "int7"}}, "types.y is 'int7' (did you mean"),
     "mixed": ({"types": {**SWISH["types"], "w": "float32"}}, "Conv.in mixes float and integer types"),
-    "when": ({"when": {"z": {"group": 1}}}, "when.group says nothing of"),
+    "when": ({"when": {"z": {"group": 1}}}, "when.group does not apply to"),
     "when of nothing": ({"when": {"q": {"group": 1}}}, "when.q is no value here"),
     "limits": ({"limits": {"y": {"bits": 8, "min": -64, "max": 63}}}, "limits.y says {'bits': 8, 'min': -64,"),
     "range": ({"limits": {"y": {"min": -5, "max": 9}}}, "limits.y has min -5 and max 9"),
@@ -334,7 +334,7 @@ def test_what_a_kernel_may_not_say(name: str) -> None:
 def test_the_same_pattern_twice_and_bad_short_forms() -> None:
     renamed = {"pattern": {"a": "Conv(b, c)", "d": "HardSwish(a) | PRelu(a) | Sigmoid(a) | LeakyRelu(a)"},
                "types": {"b": "int8", "c": "int8", "a": "int8", "d": "int8"}}  # fmt: skip
-    with pytest.raises(HardwareError, match=r"kernels.b.pattern is that of kernels.swish"):
+    with pytest.raises(HardwareError, match=r"kernels.b.pattern is the same as in kernels.swish"):
         device({"swish": SWISH, "b": renamed})
     with pytest.raises(HardwareError, match=r"ops.Conv is named by two lines"):
         device({}, ops=OPS | {"Conv|Gemm": OPS["Conv"]})

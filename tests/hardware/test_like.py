@@ -86,9 +86,9 @@ def test_a_chain_of_three_and_a_null_for_the_default(tmp_path: Path) -> None:
         ({"like": "tflite"}, "mine: like is 'tflite' (did you mean 'tflite_int8'"),
         ({"like": ["vta"]}, "mine: like is ['vta']; legal is the name of one hardware file"),
         ({"like": "../vta"}, "mine: like is '../vta'"),
-        ({"source": " "}, "mine: source is missing; a file that is like tflite_int8 says where the differences come"),
-        ({"name": None}, "name is missing; a file that is like tflite_int8 says its own name"),
-        ({"ops": {"Cow": None}}, "mine: ops.Cow is null, but tflite_int8 has none to take away"),
+        ({"source": " "}, "mine: source is missing; a file that is like tflite_int8 needs the source"),
+        ({"name": None}, "name is missing; a file that is like tflite_int8 needs its own name"),
+        ({"ops": {"Cow": None}}, "mine: ops.Cow is null, but tflite_int8 has no such entry"),
         ({"functions": {"Conv": None}}, "mine: functions.Conv is null"),
     ],
 )
@@ -127,7 +127,7 @@ def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:
         load_located(content, mine, given=["hardware.weights"])
     assert "line" not in str(error.value), "what the command line gives stands in no file"
     (tmp_path / "parent.yaml").write_text(parent.replace("9", "8"))
-    with pytest.raises(HardwareError, match=r"ops.Mul.when.group says nothing of Mul; .*mine.yaml, line 5\)$"):
+    with pytest.raises(HardwareError, match=r"ops.Mul.when.group does not apply to Mul; .*mine.yaml, line 5\)$"):
         load_located(compose.read_hardware(mine), mine)
     shipped = compose.hardware_file("tflite_int8")
     lines = shipped.read_text().splitlines() if shipped else []

@@ -220,7 +220,7 @@ def test_a_device_without_a_host_runs_whole_models_only() -> None:
     assert not line(small(), spec).topology.float_nodes
     net = Net(seed=1)
     net.output(net.node("Erf", net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)))
-    with pytest.raises(HardwareError, match=r"float_on is none, and 1 nodes cannot.*does not declare Erf.*legal are"):
+    with pytest.raises(HardwareError, match=r"float_on=none, and 1 nodes cannot.*does not declare Erf.*legal are"):
         _ = line(net, spec).topology
     made = line(net, spec_of("npu", float_on="cpu"))
     found = fit(made.graph, made.topology, replace(made.spec, float_on=spec.float_on), made.schema)

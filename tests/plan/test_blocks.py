@@ -192,8 +192,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "flag": ({"block": {"size": True, "multiplier_bits": 4}}, "weights.block.size is True; legal are"),
     "kind": ({"block": 32}, "weights.block is 32, a float scale for each block, and no op multiplies"),
     "key": ({"block": {"length": 32}}, "weights.block.length is not a field"),
-    "bits": ({"block": {"size": 32, "multiplier_bits": 1}}, "weights.block.multiplier_bits is 1; legal are whole"),
-    "room": ({"block": {"size": 32, "multiplier_bits": 5}}, "is 5 beside weights.bits=4, and ops multiply by int8"),
+    "bits": ({"block": {"size": 32, "multiplier_bits": 1}}, "weights.block.multiplier_bits is 1; legal are integers"),
+    "room": ({"block": {"size": 32, "multiplier_bits": 5}}, "is 5 with weights.bits=4, and ops multiply by int8"),
 }
 
 

@@ -75,7 +75,7 @@ def test_what_loses_too_much_gets_sixteen_bits(tmp_path: Path, mixed: bool) -> N
     said = found["precision"]
     assert said["loss_before"] > 0.02 >= said["loss_after"] and found["agreement"]["differing"] == 0
     assert "x" in said["raised"] and not said["float"] and said["cost_after"] > said["cost_before"]
-    assert any("16 bits behind input" in role["role"] for role in said["roles"])
+    assert any("16 bits after input" in role["role"] for role in said["roles"])
     if mixed:  # the wider kernel is that of the input alone
         assert "relu1_out" not in said["raised"]
 

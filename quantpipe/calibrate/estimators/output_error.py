@@ -50,7 +50,7 @@ class OutputError(OverBase):
 
     Attributes:
         base: The estimator that it begins with.
-        passes: What the trials of a layer may cost, in passes over the samples.
+        passes: The maximum cost of a layer's trials, in passes over the samples.
         weights: Whether thresholds of weights are chosen, too.
     """
 

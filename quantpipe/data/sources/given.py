@@ -99,9 +99,7 @@ class GivenDataset(Options):
             named = {"calibrate": sets.calibrate, "search": sets.search, "evaluate": sets.evaluate}
             for role in ("calibrate", "evaluate"):
                 if named[role] is None:
-                    raise DataError(
-                        f"there are no {role} samples; only search samples may be left out", stage="data"
-                    )
+                    raise DataError(f"there are no {role} samples; only search samples may be left out", stage="data")
             sources = {
                 role: source_of(some, f"the {role} samples", self.sequence)
                 for role, some in named.items()

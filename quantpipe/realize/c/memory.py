@@ -18,11 +18,9 @@ class Buffer:
 
     Attributes:
         name: Its name in C.
-        dtype: The type of its elements.
-        shape: Its shape.
         external: It is an argument or a constant, so that it takes no place in the blocks.
-        offset: Where it begins in the block of its width, in elements.
-        base: The buffer whose memory it is, under another shape.
+        offset: Its start in the block of its width, in elements.
+        base: The buffer whose memory it shares, under another shape.
     """
 
     name: str

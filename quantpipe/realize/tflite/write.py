@@ -31,10 +31,9 @@ SHOWN = 12
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """Hold a file.
+    """Hold a written file.
 
     Attributes:
-        content: Its bytes.
         transposes: How many transpositions no layout could avoid.
         operators: Operator -> how often.
         tensors: Stored tensor of the graph -> tensor of the file and the order of its axes.

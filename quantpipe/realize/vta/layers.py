@@ -69,12 +69,12 @@ class Term:
     """Hold products that are added into accumulators of their own, and then shifted.
 
     Attributes:
-        tensor: What is multiplied, as it is stored.
+        tensor: The multiplied tensor, as it is stored.
         source: Its map.
         taps: Rows and columns of the window.
-        strides: Of the window.
-        dilations: Of the window.
-        begin: What lies before the map, at its top and its left.
+        strides: Strides of the window.
+        dilations: Dilations of the window.
+        begin: Pads before the map, at its top and its left.
         reads: Block of results -> the blocks of inputs that it reads.
         tile: (block of results, block of inputs, tap) -> `[16, 16]` int8, results first; None for zeros.
         bias: int32 `[blocks, 16]`.
@@ -98,15 +98,14 @@ class Layer:
     """Hold one kernel as VTA runs it.
 
     Attributes:
-        node: The node; of an accumulator that goes into an addition, the addition.
+        node: The node; for an accumulator that goes into an addition, the addition.
         absorbed: Nodes that are part of it: convolutions whose accumulators it adds.
-        output: The tensor that it makes.
-        result: Its map.
-        terms: What is added up.
+        result: The map of its output.
+        terms: The terms of the sum.
         moves: It makes stored integers of the scale of its input.
         greatest: The maximum over a window is taken of the single term, instead of a sum (MaxPool).
         product: The two terms are multiplied (a core whose ALU multiplies).
-        narrowing: How its sums are stored; None of one that does not move values: all 32 bits leave.
+        narrowing: How its sums are stored; None (unless it moves values): all 32 bits are stored.
         bounds: Smallest and largest result of a layer that only moves values.
     """
 
