@@ -155,7 +155,7 @@ def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
     if isinstance(numbers, Lookup) and form == INTEGER:
         yield "looked up in a table by Gather, which takes longer here than the float op between conversions"
     if kernel.op in fr.TRANSPOSED:
-        yield "the op has no integer kernel: float32 computes the integers"
+        yield "no integer kernel of the op: float32 computes the integers"
     if isinstance(numbers, Accumulate | Sum) and numbers.limit is not None:
         yield f"an {numbers.limit.label} accumulator that may {numbers.limit.overflow}: written out after wider sums"
     if not isinstance(numbers, Accumulate) or form != INTEGER:

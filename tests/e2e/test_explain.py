@@ -50,7 +50,7 @@ def test_a_file_is_explained(program: Program) -> None:
     file = made("qdq")
     code, out, err = call(f"explain.file={file}", f"model.path={prepared()}", *CLOSENESS)
     assert code == 0, err
-    assert "qdq.onnx (QDQ) beside float.onnx" in out
+    assert "qdq.onnx (QDQ) compared with float.onnx" in out
     code, out, err = call(f"explain.file={file}", f"model.path={prepared()}", *CLOSENESS, "check.format=json")
     told, stored = json.loads(out), read(folder / "explain.json")
     assert told["file"] == stored["file"] == str(file) and told["causes"] == stored["causes"]

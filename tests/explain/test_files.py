@@ -74,7 +74,7 @@ def test_scales_and_integers_alone_lose_what_the_file_loses(name: str) -> None:
     assert kinds.count("weight") == 10 and kinds.count("bias") == 10
     assert all(row["accumulated"] for row in answer["causes"] if row["kind"] == "tensor" and row["tensor"] != "image")
     assert len(answer["accumulators"]) == 10 and all(0 < row["used"] < 0.01 for row in answer["accumulators"])
-    assert "beside float.onnx" in str(answer)
+    assert "compared with float.onnx" in str(answer)
 
 
 @pytest.mark.grid

@@ -53,7 +53,7 @@ def test_it_fits_eighty_columns_and_names_the_part_of_the_error() -> None:
     assert max(map(len, text.splitlines())) <= 80
     for word in ("clipping", "overflow", "rounding", "It meets its objective"):
         assert word in text
-    assert "None of 0 changes" in text
+    assert "None of the 0 measured changes" in text
 
 
 def test_the_best_of_a_place_is_shown_with_what_is_pasted() -> None:

@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path) -> None:
     found = read_start(path, tmp_path / "run", SPACE)
     assert found.points == ((1, 0, 1),), "5 bits are not offered; 6 are, and lose less"
     assert found.misfit is not None and "bits:a from 5 to 6" in found.misfit and "gone->conv:0" in found.misfit
-    assert "nothing of 1 choices" in found.misfit and "bits:w" in found.misfit
+    assert "lacks 1 choices" in found.misfit and "bits:w" in found.misfit
 
 
 def test_the_front_of_a_log(tmp_path: Path) -> None:
