@@ -114,7 +114,7 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
     """
     settings = job.settings
     identity = search_origin(
-        job.space,
+        job.offered or job.space,  # what was left out of it follows from the statistics
         objective,
         settings.seed,
         model=job.graph.model_hash,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantpipe.annotate.choices import ESTIMATED, WHOLE, range_choice, range_key
+from quantpipe.annotate.range_choices import ESTIMATED, WHOLE, range_choice, range_key
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MSE, MaxRange
