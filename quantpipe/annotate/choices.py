@@ -47,8 +47,8 @@ def choice_space(
 ) -> ChoiceSpace:
     """Return the choices in graph order.
 
-    Per group they are `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR` and `range:TENSOR`; then follow the
-    weights with `bits:WEIGHT` and `range:WEIGHT`, then the structural choices.
+    Per group they are `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR` and `range:TENSOR`; then come the
+    weights with `bits:WEIGHT` and `range:WEIGHT`, and the structural choices.
 
     Args:
         topology: what runs in integers.

@@ -62,7 +62,7 @@ class RangeOffer:
 def distinct(space: ChoiceSpace, topology: Topology, table: ThresholdTable, schema: Schema) -> ChoiceSpace:
     """Return the space without options of ranges that give the same scale and zero point as an earlier option.
 
-    Where the bits of the tensor are searched, too, all options stay: a range that is the same at 8 bits may differ at 4.
+    Where the bits of the tensor are searched, too, all options stay: ranges that are equal at 8 bits may differ at 4.
 
     Args:
         space: the choices.
@@ -81,7 +81,8 @@ def distinct(space: ChoiceSpace, topology: Topology, table: ThresholdTable, sche
 
 def _narrowed(space: ChoiceSpace, topology: Topology, table: ThresholdTable, schema: Schema) -> list[Choice]:
     """The choices of ranges without options that come to the same scale as an earlier one."""
-    sites: dict[str, ScaleGroup | WeightSite] = {s.key: s for s in (*topology.groups, *topology.weights)}
+    every: tuple[ScaleGroup | WeightSite, ...] = (*topology.groups, *topology.weights)
+    sites = {site.key: site for site in every}
     searched = {c.key for c in space if c.kind == ChoiceKind.BITS and len(c.options) > 1}
     start, narrowed = space.decode(space.start), []
     for choice in space:

@@ -321,7 +321,7 @@ class RunContext:
 
 
 def range_offer(settings: Settings, estimator: Estimator, percents: Collection[str]) -> RangeOffer:
-    """Return what decides which ranges are offered in a run; `percents`: groups whose range is clipped by the search."""
+    """Return what decides which ranges are offered; `percents`: groups whose range the search clips already."""
     options = settings.annotate
     return RangeOffer(options.choices, settings.schema, estimator, percents, len(steps_offered(options)) > 1)
 

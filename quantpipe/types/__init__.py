@@ -77,6 +77,7 @@ from quantpipe.types.program import Step, StepOp
 from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.report_rows import (
     ChoiceRow,
+    ContributionRow,
     FinalistRow,
     FindingRow,
     FloatNodeRow,
@@ -177,6 +178,7 @@ __all__ = [
     "CompareReport",
     "ComparedRun",
     "Contract",
+    "ContributionRow",
     "ConversionsPart",
     "Cost",
     "CostPart",

@@ -14,6 +14,7 @@ from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
+    ContributionRow,
     FinalistRow,
     FindingRow,
     FloatNodeRow,
@@ -122,6 +123,8 @@ class SearchReport(TypedDict):
     trial: NotRequired[int]
     precision: NotRequired[PrecisionRecord]
     device: NotRequired[DevicePart]
+    contributions: NotRequired[list[ContributionRow]]
+    changed_choices: NotRequired[int]
     start: NotRequired[StartPart]
     threshold_rules: NotRequired[list[ThresholdRuleRow]]
 

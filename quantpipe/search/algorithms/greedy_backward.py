@@ -55,7 +55,9 @@ class GreedyBackward:
         ranks = {
             i: _sensitivity(start, probe) for i, probe in zip(last, probes, strict=True) if probe.cost < start.cost
         }
-        ranks |= _together(space, evaluate, first, last, start=start, probes=dict(zip(last, probes, strict=True)), ranks=ranks)
+        ranks |= _together(
+            space, evaluate, first, last, start=start, probes=dict(zip(last, probes, strict=True)), ranks=ranks
+        )
         coarse = tuple(last[i] if i in ranks else first[i] for i in range(len(space)))
         point = _coarse(space, evaluate, objective, coarse)
         ranks = {i: rank for i, rank in ranks.items() if point[i] > 0}
