@@ -261,7 +261,7 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
         worth = weighed(job, result, aim.objective, point=point, score=score)
         point, score = worth.point, worth.score
         going_on = result.stopped is not Stopped.INTERRUPTED
-        parts = contributed(job, point, score, aim.objective, workers) if going_on else []
+        parts = contributed(job, point, score, objective=aim.objective, measure=workers) if going_on else []
     strategy = table.strategy(job.space.decode(point))
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}

@@ -112,7 +112,7 @@ def outcome(objective: Objective, start: Score, score: Score) -> str:
 
 
 def contributed(
-    job: RunContext, point: Point, score: Score, objective: Objective, measure: Measure
+    job: RunContext, point: Point, score: Score, *, objective: Objective, measure: Measure
 ) -> list[ContributionRow]:
     """Return what each changed choice of a result contributed, the greatest gain first.
 

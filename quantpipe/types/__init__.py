@@ -101,6 +101,7 @@ from quantpipe.types.report_rows import (
     RescaleRow,
     RoleRow,
     SessionRow,
+    StartPart,
     StepRow,
     TableRow,
     ThresholdRuleRow,
@@ -130,7 +131,6 @@ from quantpipe.types.reports import (
     RunReport,
     SearchReport,
     SpeedPart,
-    StartPart,
     by_model,
 )
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema

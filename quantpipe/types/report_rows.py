@@ -40,6 +40,13 @@ class ContributionRow(TypedDict):
     saved: float
 
 
+class StartPart(TypedDict):
+    """What `search.start` gave: the digest of the file, and how many points of it were asked."""
+
+    start: str
+    points: int
+
+
 class FloatNodeRow(TypedDict):
     """A node that stays in float. `type` is there where it computes in float16."""
 

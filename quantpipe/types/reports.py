@@ -33,6 +33,7 @@ from quantpipe.types.report_rows import (
     RescaleRow,
     RoleRow,
     SessionRow,
+    StartPart,
     StepRow,
     TableRow,
     ThresholdRuleRow,
@@ -78,13 +79,6 @@ class DevicePart(TypedDict):
     asked: str
     left_out: LeftOutPart
     sentence: str | None
-
-
-class StartPart(TypedDict):
-    """What `search.start` gave: the digest of the file, and how many points of it were asked."""
-
-    start: str
-    points: int
 
 
 class SearchReport(TypedDict):
