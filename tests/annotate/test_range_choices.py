@@ -36,10 +36,10 @@ def offered(found: Line, **options: object) -> tuple[Topologies, ChoiceSpace]:
     return variants, variants.space(None, ranges)
 
 
-def table_of(found: Line, variants: Topologies, estimator: MSE | MaxRange = MSE()) -> ThresholdTable:
+def table_of(found: Line, variants: Topologies, estimator: MSE | MaxRange | None = None) -> ThresholdTable:
     profile = measure(found.graph, variants.measured, found.samples, 64)
     return ThresholdTable(
-        found.graph, variants.base, found.schema, profile, estimator=estimator, weight_method="mse"
+        found.graph, variants.base, found.schema, profile, estimator=estimator or MSE(), weight_method="mse"
     )  # fmt: skip
 
 
