@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.range_choices import owner_of, range_choice
 from quantpipe.errors import ConfigError
 from quantpipe.hardware.gain import Gains
 from quantpipe.types import (
@@ -27,9 +28,6 @@ from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 AUTO = "auto"
 
-ESTIMATED, WHOLE = "estimated", "whole"
-"""Options of a choice of range: what the estimator gives, or everything that calibration saw."""
-
 STEPS = (-1, 0, 1)
 """Of thresholds, where they are asked for and none are given."""
 
@@ -43,13 +41,14 @@ def choice_space(
     percents: Mapping[str, Sequence[int]] | None = None,
     structural: Sequence[Choice] = (),
     *,
+    ranges: Mapping[str, Sequence[str]] | None = None,
     gains: Gains | None = None,
     raised: bool = False,
 ) -> ChoiceSpace:
     """Return the choices in graph order.
 
-    Per group they are `bits:TENSOR` (its first tensor), `step:TENSOR` and `clip:TENSOR`; then follow the weights, then
-    the structural choices.
+    Per group they are `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR` and `range:TENSOR`; then come the
+    weights with `bits:WEIGHT` and `range:WEIGHT`, and the structural choices.
 
     Args:
         topology: what runs in integers.
@@ -57,6 +56,7 @@ def choice_space(
         percents: the shares of the estimated range to which a search may clip, 100 first, by key of the scale group;
             groups that are not there have no such choice.
         structural: choices that lead to other topologies.
+        ranges: the options of the choice of a range, by key of the scale group or weight; others have no such choice.
         gains: where `annotate.choices` has `auto`, only bits that the device gains from are offered; None: all of them.
         raised: whether all bits are offered that there are, those beyond the device's default (`raise_to`) first.
 
@@ -64,7 +64,7 @@ def choice_space(
         The space.
     """
     choices: list[Choice] = []
-    steps = tuple(sorted(_steps(options), key=lambda s: (s != 0, s)))
+    steps = tuple(sorted(steps_offered(options), key=lambda s: (s != 0, s)))
     for group in topology.groups:
         choices.append(_bits(group.key, group, group.tensors, options=options, gains=gains, raised=raised))
         if len(steps) > 1 and group.fixed is None:
@@ -72,7 +72,10 @@ def choice_space(
         clips = tuple((percents or {}).get(group.key, ()))
         if len(clips) > 1 and group.fixed is None:
             choices.append(Choice(clip_key(group.key), ChoiceKind.CLIP, clips, group.edges, graded=False))
-    choices += [_bits(w.tensor, w, (w.tensor,), options=options, gains=gains, raised=raised) for w in topology.weights]
+        choices += _range(group, ranges)
+    for site in topology.weights:
+        choices.append(_bits(site.tensor, site, (site.tensor,), options=options, gains=gains, raised=raised))
+        choices += _range(site, ranges)
     choices += [_table_bits(t, options) for t in topology.tables]
     if not choices:
         raise ConfigError(
@@ -106,11 +109,6 @@ def clip_key(tensor: str) -> str:
     return choice_key(ChoiceKind.CLIP, tensor)
 
 
-def range_key(tensor: str) -> str:
-    """Return the key of the choice of a group's range, by its first tensor."""
-    return choice_key(ChoiceKind.RANGE, tensor)
-
-
 def bits_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Return the bits of each stored tensor and weight.
 
@@ -119,7 +117,7 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
     """
     found: dict[str, int] = {}
     for group in topology.groups:
-        owner = _owner(group, reference)
+        owner = owner_of(group, reference)
         bits = int(assignment[bits_key(owner)]) if owner is not None else group.max_bits
         found |= dict.fromkeys(group.tensors, max(min(bits, group.widest), min(group.min_bits, group.max_bits)))
     return found | {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.stored_constants}
@@ -127,12 +125,12 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
 
 def steps_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Return a mapping: group key -> threshold step (a power of two by which its range is scaled)."""
-    return {g.key: int(assignment.get(step_key(_owner(g, reference) or ""), 0)) for g in topology.groups}
+    return {g.key: int(assignment.get(step_key(owner_of(g, reference) or ""), 0)) for g in topology.groups}
 
 
 def clips_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Return a mapping: group key -> percent of the estimated range that is kept."""
-    return {g.key: int(assignment.get(clip_key(_owner(g, reference) or ""), 100)) for g in topology.groups}
+    return {g.key: int(assignment.get(clip_key(owner_of(g, reference) or ""), 100)) for g in topology.groups}
 
 
 def raised_choice(site: ScaleGroup | WeightSite) -> Choice:
@@ -140,27 +138,13 @@ def raised_choice(site: ScaleGroup | WeightSite) -> Choice:
     return Choice(bits_key(site.key), ChoiceKind.BITS, (site.max_bits, site.widest), site.edges, graded=False)
 
 
-def range_choice(group: ScaleGroup) -> Choice:
-    """Return the choice between the estimated range of a group and the whole one."""
-    return Choice(range_key(group.key), ChoiceKind.RANGE, (ESTIMATED, WHOLE), group.edges, graded=False)
+def _range(site: ScaleGroup | WeightSite, ranges: Mapping[str, Sequence[str]] | None) -> list[Choice]:
+    offered = (ranges or {}).get(site.key, ())
+    return [range_choice(site, offered)] if len(offered) > 1 else []
 
 
-def wholes_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> frozenset[str]:
-    """Return the keys of the groups whose range is everything that calibration saw."""
-    chosen = {key for key, option in assignment.items() if option == WHOLE}
-    if not chosen:
-        return frozenset()
-    return frozenset(g.key for g in topology.groups if range_key(_owner(g, reference) or "") in chosen)
-
-
-def _owner(group: ScaleGroup, reference: Topology | None) -> str | None:
-    """The group of the reference that this one is a part of, by its key."""
-    if reference is None:
-        return group.key
-    return next((reference.group_of[t].key for t in group.tensors if t in reference.group_of), None)
-
-
-def _steps(options: AnnotateOptions) -> tuple[int, ...]:
+def steps_offered(options: AnnotateOptions) -> tuple[int, ...]:
+    """Return the steps by which a search may scale ranges; 0 alone where it may not."""
     return STEPS if "threshold" in options.choices and options.threshold_steps == (0,) else options.threshold_steps
 
 

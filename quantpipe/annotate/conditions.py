@@ -30,8 +30,8 @@ from quantpipe.types.structure import DEFAULT
 
 REALS = ("float16", "bfloat16", "float64")
 
-KINDS = ("auto", "bits", "float", "granularity", "add", "threshold")
-"""What `annotate.choices` may list; `auto`: the bits that the device gains from."""
+KINDS = ("auto", "bits", "range", "float", "granularity", "add", "threshold")
+"""What `annotate.choices` may list; `auto`: the bits that the device gains from, and ranges."""
 
 STRUCTURAL = ("float", "granularity", "add")
 """Those that lead to other topologies."""

@@ -34,7 +34,7 @@ class FixedRange:
         return self.range == other.range and (self.bits == other.bits or None in (self.bits, other.bits))
 
     def joined(self, other: FixedRange) -> FixedRange:
-        """Return the hull of both ranges, in the fewer bits."""
+        """Return the hull of both ranges, in the fewer bits; the range of either where they are equal."""
         given = [b for b in (self.bits, other.bits) if b is not None]
         hull = Range(min(self.range.low, other.range.low), max(self.range.high, other.range.high))
         return FixedRange(hull, min(given, default=None), self.reason, True)

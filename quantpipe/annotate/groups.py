@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from types import MappingProxyType
 
 from quantpipe.annotate.constraints import WHERE
@@ -51,7 +52,7 @@ def scale_groups(
     """Solve the same-scale constraints.
 
     Where an op would tie two tensors of different pins, the pin of the result holds (or, when it has none, the one that
-    most operands have), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
+    covers all operands), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
 
     Args:
         graph: the graph.
@@ -83,7 +84,7 @@ def scale_groups(
         # What a device fixes for one operand would cut the others off: it is brought to the scale of the result.
         loose = rescales and None in held.values() and ties[kernel.output] not in pinned
         ruling = [pin for pin in held.values() if not (loose and pin is not None and pin.is_of_device)]
-        common = pinned.get(ties[kernel.output]) or _most(ruling)
+        common = pinned.get(ties[kernel.output]) or _covering(ruling)
         operands = []
         for operand in kernel.operands:
             own = held[operand.tensor]
@@ -151,10 +152,17 @@ def _met(own: FixedRange | None, common: FixedRange | None) -> FixedRange | None
     return common if own.yields else own
 
 
-def _most(pins: Sequence[FixedRange | None]) -> FixedRange | None:
-    """The pin that occurs most often, the first of several."""
+def _covering(pins: Sequence[FixedRange | None]) -> FixedRange | None:
+    """The pin that holds all others, of several the most frequent one and then the first; else their hull.
+
+    So no element of an operand saturates, whose range another operand does not have.
+    """
     given = [p for p in pins if p is not None]
-    return max(given, key=lambda p: sum(p.agrees(q) for q in given)) if given else None
+    if not given:
+        return None
+    hull = reduce(FixedRange.joined, given)
+    whole = [p for p in given if p.range == hull.range]
+    return max(whole, key=lambda p: sum(p.agrees(q) for q in given)) if whole else hull
 
 
 def weight_sites(

@@ -12,11 +12,14 @@ from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.types import Choice, ChoiceSpace, LeftOutPart, OptionValue
+from quantpipe.types.choice_key import ChoiceKind
 
 
 @dataclass(frozen=True)
 class ChoiceLimits:
     """Hold what a user takes away from the choice space.
+
+    Choices of ranges that have none of the named options are passed over where another choice has one.
 
     `fix`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order; options
     that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay at
@@ -92,7 +95,11 @@ def _narrow(
     *,
     whole: dict[str, Choice],
 ) -> None:
-    for key in _matching(left, pattern, where):
+    found = _matching(left, pattern, where)
+    meant = {left[key].kind for key in found if not {*wanted}.isdisjoint(whole[key].options)}
+    for key in found:
+        if left[key].kind == ChoiceKind.RANGE and meant and ChoiceKind.RANGE not in meant:
+            continue  # a pattern for bits, such as *conv1*, matches choices of ranges by the way
         options = tuple(o for o in whole[key].options if o in wanted)
         if not options:
             raise ConfigError(

@@ -13,9 +13,10 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of, wholes_of
+from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
 from quantpipe.annotate.half import half_tensors
+from quantpipe.annotate.range_choices import ranges_of
 from quantpipe.annotate.tail import AUTO as MEASURED
 from quantpipe.annotate.tail import NEVER, TAIL, computes, tail_of
 from quantpipe.annotate.topology import analyze
@@ -136,20 +137,25 @@ class Topologies:
         """Return a mapping: group key -> percent of the range that is kept, in the topology of an assignment."""
         return clips_of(self.topology_of(assignment), assignment, self.reference)
 
-    def wholes(self, assignment: Assignment) -> frozenset[str]:
-        """Return the keys of the groups whose range is the whole one, in the topology of an assignment."""
-        return wholes_of(self.topology_of(assignment), assignment, self.reference)
+    def ranges(self, assignment: Assignment) -> dict[str, str]:
+        """Return a mapping: key of a group or weight -> option of its range, in the topology of an assignment."""
+        return ranges_of(self.topology_of(assignment), assignment, self.reference)
 
     def space(
-        self, percents: Mapping[str, Sequence[int]] | None = None, *, every: bool = False, raised: bool = False
+        self,
+        percents: Mapping[str, Sequence[int]] | None = None,
+        ranges: Mapping[str, Sequence[str]] | None = None,
+        *,
+        every: bool = False,
+        raised: bool = False,
     ) -> ChoiceSpace:
-        """Return all choices; `percents` as `choice_space` takes it.
+        """Return all choices; `percents` and `ranges` as `choice_space` takes them.
 
         `every`: also bits that the device gains nothing from. `raised`: also those beyond its default.
         """
         graph, spec, _, options = self._given
         gains = Gains(self.reference, graph, spec) if AUTO in options.choices and not every else None
-        return choice_space(self.reference, options, percents, self.choices, gains=gains, raised=raised)
+        return choice_space(self.reference, options, percents, self.choices, ranges=ranges, gains=gains, raised=raised)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:

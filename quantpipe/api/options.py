@@ -29,7 +29,7 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 """Where a call from Python departs from the defaults of conf/: nothing is written outside the run folder."""
 
 
-BESIDE = ("dataset", "fixed", "keep", "recurrent")
+BESIDE = ("dataset", "fixed", "keep", "recurrent", "strategy", "trial")
 """Options that stand elsewhere in the configuration than by their own names."""
 
 
@@ -63,6 +63,9 @@ class Options(TypedDict, total=False):
         plugins: Packages that `_target_` may name.
         seed: Everything random follows from it.
         strict: Reject ops that no rule knows, and raise TargetError where the objective is missed.
+        strategy: The file of a strategy (`strategy.json` of a run), which is realized instead of a search; or a log of
+            candidates (`trials.jsonl`), with `trial`.
+        trial: The number of the candidate in the log.
         verify: `fail` or `warn`: what a difference between simulated and realized integers means.
     """
 
@@ -88,7 +91,9 @@ class Options(TypedDict, total=False):
     pick: str
     plugins: Sequence[str]
     seed: int
+    strategy: str | os.PathLike[str]
     strict: bool
+    trial: int
     verify: str
 
 
@@ -120,6 +125,7 @@ def settings_for(
     given["model"] = {"path": str(model), "fixed": options.get("fixed")}
     given["model"] |= {} if options.get("recurrent") is None else {"recurrent": options["recurrent"]}
     given |= {"import": {"keep": options["keep"]}} if options.get("keep") is not None else {}
+    given |= _replay(options.get("strategy"), options.get("trial"))
     objects: dict[str, Any] = {"dataset": _dataset(samples, options.get("dataset"))}
     if (function := _function(given.get("objective"))) is not None:
         objects["value_of"] = function
@@ -136,6 +142,21 @@ def settings_for(
     file = _file(hardware)
     launch = Launch(Path.cwd(), workspace.path, names, workspace.resume_call, given=objects, hardware_file=file)
     return settings_of(config, launch, compose.schemas())
+
+
+def _replay(strategy: Any, trial: Any) -> dict[str, Any]:
+    """The configuration that realizes a stored strategy; nothing where none is named."""
+    if strategy is None:
+        if trial is not None:
+            raise ConfigError("is given without strategy, the log that holds the candidate", where="trial")
+        return {}
+    if not isinstance(strategy, str | os.PathLike):
+        raise ConfigError(
+            f"is a {type(strategy).__name__}; legal is the path of a strategy.json, or of a trials.jsonl beside trial",
+            where="strategy",
+        )
+    path = str(Path(strategy).expanduser().absolute())
+    return {"command": "replay", "strategy": path} | ({} if trial is None else {"replay": {"trial": trial}})
 
 
 def _described(hardware: Hardware) -> Mapping[str, Any] | None:

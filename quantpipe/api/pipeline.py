@@ -56,7 +56,7 @@ class Pipeline:
         >>> from quantpipe.data import DigitsDataset
         >>> pipeline = quantpipe.Pipeline(quantpipe.example_model(), DigitsDataset(), "vta")
         >>> len(pipeline.annotate().space)
-        21
+        42
         >>> pipeline.calibrate().samples
         128
     """

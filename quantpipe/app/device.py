@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantpipe.hardware.gain import COUNTS_BITS, own_cost
-from quantpipe.search import OWN_COST
+from quantpipe.search import OWN_COST, form_of
 from quantpipe.types import HardwareSpec
 
 
@@ -22,6 +22,9 @@ def with_bits(annotate: Mapping[str, Any], cost: Any) -> dict[str, Any]:
 
 
 def with_cost(objective: Mapping[str, Any], spec: HardwareSpec) -> dict[str, Any]:
-    """Return the objective with the cost that `auto` comes to."""
+    """Return the objective with the cost and the form that `auto` comes to."""
     asked = objective.get("cost")
-    return {**objective, "cost": own_cost(spec) if asked == OWN_COST else asked}
+    found = {**objective, "cost": own_cost(spec) if asked == OWN_COST else asked}
+    if "form" in found:
+        found["form"] = form_of(found["form"], found.get("cost_limit"), found.get("weight"))
+    return found

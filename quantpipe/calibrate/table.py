@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import extend
-from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of, wholes_of
+from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of
+from quantpipe.annotate.range_choices import ESTIMATED, FACTORS, ranges_of
+from quantpipe.annotate.range_choices import WHOLE as WHOLE_RANGE
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.decided import DecidedEstimator
@@ -67,7 +69,7 @@ class ThresholdTable:
         self._stats: dict[str, TensorStats] = dict(profile.tensors)
         self._ranges: dict[tuple[str, int, int | None], Range] = {}
         self._channels: dict[tuple[str, int | None], list[TensorStats]] = {}
-        self._weights: dict[tuple[str, int | None, int], NDArray[np.float64]] = {}
+        self._weights: dict[tuple[str, int | None, int, bool], NDArray[np.float64]] = {}
 
     @property
     def estimator(self) -> Estimator:
@@ -83,17 +85,21 @@ class ThresholdTable:
         if variants is None:
             structure, topology = DEFAULT, self._topology
             bits, steps, clips = (of(topology, assignment) for of in (bits_of, steps_of, clips_of))
-            wholes = wholes_of(topology, assignment)
+            chosen = ranges_of(topology, assignment)
         else:
             structure, topology = variants.structure_of(assignment), variants.topology_of(assignment)
             bits, steps, clips = variants.bits(assignment), variants.steps(assignment), variants.clips(assignment)
-            wholes = variants.wholes(assignment)
+            chosen = variants.ranges(assignment)
         ranges = {}
         for group in topology.groups:
-            found = self.group_range(group, bits[group.key], whole=group.key in wholes)
-            factor = 2.0 ** steps[group.key] * (clips[group.key] / 100)
+            option = chosen.get(group.key, ESTIMATED)
+            found = self.group_range(group, bits[group.key], whole=option == WHOLE_RANGE)
+            factor = 2.0 ** steps[group.key] * (clips[group.key] / 100) * FACTORS.get(option, 1.0)
             ranges[group.key] = Range(found.low * factor, found.high * factor)
-        weights = {w.tensor: self._thresholds(w, bits[w.tensor]) for w in topology.weights}
+        weights = {
+            w.tensor: self._chosen_thresholds(w, bits[w.tensor], chosen.get(w.tensor, ESTIMATED))
+            for w in topology.weights
+        }
         return Strategy(bits, ranges, weights, structure)
 
     def group_range(self, group: ScaleGroup, bits: int, *, whole: bool = False) -> Range:
@@ -125,6 +131,14 @@ class ThresholdTable:
         """
         return self._thresholds(self._topology.weight_of[tensor], bits)
 
+    def _chosen_thresholds(self, site: WeightSite, bits: int, option: str) -> NDArray[np.float64]:
+        """The thresholds of a weight by the option of its range; what is stated stays."""
+        if site.fixed is not None or option == ESTIMATED:
+            return self._thresholds(site, bits)
+        if option == WHOLE_RANGE:
+            return self._estimated(site, bits, whole=True)
+        return self._thresholds(site, bits) * FACTORS[option]
+
     def _thresholds(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
         if site.fixed is not None:
             return site.fixed
@@ -134,10 +148,10 @@ class ThresholdTable:
                 return found
         return self._estimated(site, bits)
 
-    def _estimated(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
-        key = (site.tensor, site.axis, bits)
+    def _estimated(self, site: WeightSite, bits: int, *, whole: bool = False) -> NDArray[np.float64]:
+        key = (site.tensor, site.axis, bits, whole)
         if key not in self._weights:
-            found = self._weight_ranges(site, bits)
+            found = self._weight_ranges(site, bits, whole)
             if self._schema.weights.symmetry is Symmetry.ASYMMETRIC:
                 self._weights[key] = np.asarray([(r.low, r.high) for r in found], np.float64)
             else:
@@ -145,10 +159,10 @@ class ThresholdTable:
                 self._weights[key] = thresholds if site.axis is not None else thresholds[0]
         return self._weights[key]
 
-    def _weight_ranges(self, site: WeightSite, bits: int) -> list[Range]:
+    def _weight_ranges(self, site: WeightSite, bits: int, whole: bool) -> list[Range]:
         tensor, axis = site.tensor, site.axis
         weight, schema = self._graph.constant(tensor), self._schema.weights
-        if site.block is not None:  # each block is fitted by itself, within the whole range of its channel
+        if whole or site.block is not None:  # each block is fitted by itself, within the whole range of its channel
             return weight_ranges(weight, axis, bits, schema, method="max_range")
         method = weight_method_of(self._estimator, tensor, self._weight_method)
         if method != "estimator":

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quantpipe.annotate.choices import raised_choice, range_choice
+from quantpipe.annotate.choices import raised_choice, steps_offered
 from quantpipe.annotate.limits import left_out, pinned
+from quantpipe.annotate.range_choices import ESTIMATED, WHOLE, range_choice, range_key
 from quantpipe.annotate.variants import Topologies
 from quantpipe.artifacts import Origin, digest_json
 from quantpipe.calibrate.decided import refuse_as_rule, with_decisions
 from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.offered_ranges import RangeOffer, distinct
 from quantpipe.calibrate.ruled import percents_of, ruled
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.graph.view import Graph
@@ -25,6 +27,7 @@ from quantpipe.pipeline.strategy_file import strategy_payload
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import rescale_channels
 from quantpipe.types import (
+    Choice,
     ChoiceSpace,
     LeftOutPart,
     Measured,
@@ -84,6 +87,8 @@ class RunContext:
     """How many options of how many choices the space is without, as the device gains nothing from them."""
     start: SearchStart | None = None
     """What the search begins with beside the most precise point."""
+    offered: ChoiceSpace | None = None
+    """The space before ranges that come to the same scale were left out; None: none was."""
     profile: str | None = None
     """Digest of the file that statistics are loaded from, if they are."""
 
@@ -95,9 +100,10 @@ class RunContext:
         refuse_as_rule(settings.rules)
         estimator = with_decisions(estimator, settings.estimator)
         percents = percents_of(estimator, variants.reference.groups)
-        whole, every = variants.space(percents), variants.space(percents, every=True)
+        ranges = range_offer(settings, estimator, percents).options(variants.reference)
+        whole, every = variants.space(percents, ranges), variants.space(percents, ranges, every=True)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None
-        space = settings.limits.narrowed(whole, variants.space(percents, every=True, raised=True))
+        space = settings.limits.narrowed(whole, variants.space(percents, ranges, every=True, raised=True))
         begin = None
         if settings.search.start is not None and "search" in settings.stages and settings.command == "run":
             begin = read_start(settings.search.start, settings.folder, space)
@@ -127,10 +133,15 @@ class RunContext:
             variants = Topologies(self.graph, settings.spec, settings.schema, settings.annotate, floatable=nodes)
         known = {choice.key for choice in self.space}
         added = [choice for choice in variants.choices if choice.key not in known]
-        added += [range_choice(g) for g in variants.reference.groups if g.key in groups and g.fixed is None]
+        added += [
+            range_choice(g)
+            for g in variants.reference.groups
+            if g.key in groups and g.fixed is None and range_key(g.key) not in known
+        ]
         wider = [raised_choice(site) for site in variants.reference.raisable if site.key in raised]
         if decided:
             added, wider = ([replace(c, options=c.options[1:]) for c in found] for found in (added, wider))
+        wider += [_with_whole(c, first=decided) for c in self.space if c.key in {range_key(key) for key in groups}]
         return replace(
             self,
             variants=variants,
@@ -138,6 +149,18 @@ class RunContext:
             space=self.space.with_options(wider).extended(added),
             whole=ChoiceSpace((*self.whole.with_options(wider), *added)),
         )
+
+    def with_distinct_ranges(self, profile: Profile) -> RunContext:
+        """Return the same job without ranges that come to the same scale as another one, by these statistics."""
+        table = self.thresholds(profile)
+        space = distinct(self.space, self.variants.reference, table, self.settings.schema)
+        offered = self.offered or self.space
+        return replace(self, space=space, offered=offered, whole=_with_options_of(self.whole, self.space, space))
+
+    @property
+    def ranges(self) -> Mapping[str, Sequence[str]]:
+        """Return which ranges the search may give, by key of the scale group or weight."""
+        return range_offer(self.settings, self.estimator, self.percents).options(self.variants.reference)
 
     @property
     def branches(self) -> Topologies | None:
@@ -289,3 +312,24 @@ class RunContext:
         results: ResultsPart = {"search": found.report, "rectified": found.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema
         return strategy_payload(self.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)
+
+
+def range_offer(settings: Settings, estimator: Estimator, percents: Collection[str]) -> RangeOffer:
+    """Return what decides which ranges are offered; `percents`: groups whose range the search clips already."""
+    options = settings.annotate
+    return RangeOffer(options.choices, settings.schema, estimator, percents, len(steps_offered(options)) > 1)
+
+
+def _with_options_of(whole: ChoiceSpace, before: ChoiceSpace, after: ChoiceSpace) -> ChoiceSpace:
+    """The space before the user's limits, without the options that were left out of the one behind them."""
+    lost = {b.key: {*b.options} - {*a.options} for b, a in zip(before, after, strict=True) if b.options != a.options}
+    return whole.with_options(
+        [replace(c, options=tuple(o for o in c.options if o not in lost[c.key])) for c in whole if c.key in lost]
+    )
+
+
+def _with_whole(choice: Choice, *, first: bool) -> Choice:
+    """A choice of a range with the whole one in front of all others, or behind the estimated one."""
+    others = tuple(option for option in choice.options if option not in (ESTIMATED, WHOLE))
+    begin = (WHOLE, ESTIMATED) if first else (ESTIMATED, WHOLE)
+    return replace(choice, options=(*begin, *others))

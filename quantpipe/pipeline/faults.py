@@ -68,7 +68,7 @@ def name_reasons(advice: Sequence[AdviceRow], causes: Sequence[CauseRow]) -> Non
 def _of_bias(row: RaisedRow) -> str:
     channels = f"{row['channels']} channel{'' if row['channels'] == 1 else 's'}"
     return (
-        f"the bias of {row['node']} is too large for its type at the scale input x weight, so that {channels} of the "
+        f"the bias of {row['node']} is too large for its type at the scale input x weight. Therefore {channels} of the "
         f"weight got a scale up to {row['factor']:.3g} times as coarse"
     )
 

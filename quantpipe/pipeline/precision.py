@@ -60,6 +60,12 @@ class Decided:
     record: PrecisionRecord
     opened: Candidates | None = None
 
+    def with_distinct_ranges(self) -> Decided:
+        """Return the same without ranges that come to the same scale as another one."""
+        job = self.job.with_distinct_ranges(self.profile)
+        opened = None if self.opened is None else self.opened.within(job)
+        return Decided(job, self.aim.over(job), self.profile, self.record, opened)
+
     def candidates(self) -> Candidates:
         """Return the measure of the job's candidates, opened at need."""
         return self.opened or Candidates.of(self.job, self.aim, self.profile)

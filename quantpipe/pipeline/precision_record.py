@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import cast
 
-from quantpipe.annotate.choices import bits_key, range_key
+from quantpipe.annotate.choices import bits_key
+from quantpipe.annotate.range_choices import range_key
 from quantpipe.annotate.tail import NEVER, TAIL
 from quantpipe.pipeline.context import RunContext
 from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, raised_moves, range_moves

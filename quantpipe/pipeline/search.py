@@ -24,7 +24,7 @@ from quantpipe.pipeline.log_run import file_trials
 from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.pareto import front_current, picked, write_front
 from quantpipe.pipeline.recover_if_missed import still_missed
-from quantpipe.pipeline.search_benefit import opening, weighed
+from quantpipe.pipeline.search_benefit import contributed, opening, weighed
 from quantpipe.pipeline.search_report import search_report
 from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Planner
@@ -38,6 +38,7 @@ from quantpipe.search import (
     Metric,
     Objective,
     Stopped,
+    changed_choices,
     reaches,
     search_origin,
 )
@@ -106,7 +107,7 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
     """
     settings = job.settings
     identity = search_origin(
-        job.space,
+        job.offered or job.space,  # what was left out of it follows from the statistics
         objective,
         settings.seed,
         model=job.graph.model_hash,
@@ -241,16 +242,21 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
             ),
             singly=timed,
         )
-    if isnan(result.score.value):
-        candidates.plan(result.best)  # says what stands against it, where none that was tried can be expressed
-    point, score, front = picked(job, result, aim.objective)
-    worth = weighed(job, result, aim.objective, point=point, score=score)
-    point, score = worth.point, worth.score
+        if isnan(result.score.value):
+            candidates.plan(result.best)  # says what stands against it, where none that was tried can be expressed
+        point, score, front = picked(job, result, aim.objective)
+        worth = weighed(job, result, aim.objective, point=point, score=score)
+        point, score = worth.point, worth.score
+        going_on = result.stopped is not Stopped.INTERRUPTED
+        parts = contributed(job, point, score, objective=aim.objective, measure=workers) if going_on else []
     strategy = table.strategy(job.space.decode(point))
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
     report: SearchReport = {**search_report(job, result, score, aim.objective, known=known, workers=workers), **front}
     report["device"] = worth.report
+    if parts:
+        report["contributions"] = parts
+        report["changed_choices"] = len(changed_choices(job.space, point))
     if job.start is not None:
         report["start"] = {"start": job.start.digest, "points": len(job.start.points)}
     if worth.report["sentence"]:

@@ -6,14 +6,25 @@ Where nothing pays, this is reported.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quantpipe.hardware.cost import COSTS
 from quantpipe.hardware.gain import COUNTS_BITS, own_cost
 from quantpipe.pipeline.context import RunContext
 from quantpipe.report.text import number
-from quantpipe.search import OWN_COST, CostKind, Objective, SearchResult, Uniform
-from quantpipe.types import DevicePart, Point, Score
+from quantpipe.search import (
+    OWN_COST,
+    CostKind,
+    Measure,
+    Objective,
+    ObjectiveForm,
+    SearchResult,
+    Uniform,
+    contributions,
+)
+from quantpipe.search.objective import LOSSES
+from quantpipe.types import ContributionRow, DevicePart, Point, Score
 
 _SLACK = 1e-9
 """Of a cost: sums of the same terms in another order are equal."""
@@ -63,7 +74,7 @@ def device_cost(job: RunContext, point: Point) -> float:
 def _sentence(
     job: RunContext, found: DevicePart, objective: Objective, *, start: Score, score: Score, moved: bool
 ) -> str | None:
-    """Return a sentence if nothing pays; None if something does, or nothing was searched for."""
+    """Return from where to where the search went, or that nothing pays; None if nothing was searched for."""
     spec, cost = job.settings.spec.name, found["cost"]
     if isinstance(job.settings.search.algorithm, Uniform):
         return None
@@ -75,15 +86,50 @@ def _sentence(
             f"no candidate is better than the start by value and by the cost on {spec} ({cost} "
             f"{number(found['start'])}): the result is the start"
         )
-    if objective.cost is CostKind.LATENCY:  # what it pays, by the clock
-        return None
     if found["result"] < found["start"] * (1 - _SLACK) or score.value > start.value:
-        return None
+        return outcome(objective, start, score)
+    if objective.cost is CostKind.LATENCY:  # what it pays, by the clock
+        return outcome(objective, start, score)
     return (
         f"the search lowered the requested cost from {number(start.cost)} to {number(score.cost)} "
         f"(objective.cost={objective.cost}), but the cost on {spec} is no lower: {cost} {number(found['result'])}, at "
         f"the start {number(found['start'])}"
     )
+
+
+def outcome(objective: Objective, start: Score, score: Score) -> str:
+    """Return from where to where a search went: in loss at the same cost, in cost within the tolerance, or in both."""
+    name = "loss" if objective.metric in LOSSES else objective.metric.value
+    sign = -1.0 if objective.metric in LOSSES else 1.0
+    loss = f"{name} from {sign * start.value:.4g} to {sign * score.value:.4g}"
+    cost = f"cost from {number(start.cost)} to {number(score.cost)}"
+    if math.isclose(score.cost, start.cost, rel_tol=_SLACK):
+        return f"{loss} at the same cost"
+    if score.cost < start.cost and objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
+        kept = f"within the tolerance ({objective.tolerance:g})" if objective.feasible(score) else "still too much lost"
+        return f"{cost} {kept}, {loss}"
+    return f"{loss}, {cost}"
+
+
+def contributed(
+    job: RunContext, point: Point, score: Score, *, objective: Objective, measure: Measure
+) -> list[ContributionRow]:
+    """Return what each changed choice of a result contributed, the greatest gain first.
+
+    Nothing is measured for a search that changed nothing, or that times its candidates.
+    """
+    if objective.cost is CostKind.LATENCY or isinstance(job.settings.search.algorithm, Uniform):
+        return []
+    return [
+        {
+            "choice": found.key,
+            "before": found.before,
+            "after": found.after,
+            "gain": None if math.isnan(found.value) else found.value,
+            "saved": found.saved,
+        }
+        for found in contributions(job.space, point, score, measure)
+    ]
 
 
 def left_out_text(job: RunContext) -> str | None:

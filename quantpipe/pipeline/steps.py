@@ -113,8 +113,8 @@ class Steps:
         start, profile = self._start, self.profile
         assert start.aim is not None and profile is not None  # noqa: S101  (asked for where there is a search)
         if start.decided is None:
-            return decide(self.job, start.aim, profile)
-        return Decided(applied(self.job, start.decided), start.aim, profile, start.decided)
+            return decide(self.job, start.aim, profile).with_distinct_ranges()
+        return Decided(applied(self.job, start.decided), start.aim, profile, start.decided).with_distinct_ranges()
 
     @cached_property
     def recovered(self) -> SearchDecision:

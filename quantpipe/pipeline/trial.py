@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from quantpipe.annotate.choices import bits_key, range_key
+from quantpipe.annotate.choices import bits_key
+from quantpipe.annotate.range_choices import range_key
 from quantpipe.artifacts import digest_json
 from quantpipe.errors import ArtifactError, nearest
 from quantpipe.pipeline.calibrate import calibrate
@@ -19,7 +20,7 @@ from quantpipe.types import (
     ReplayedSearch,
     SearchReport,
 )
-from quantpipe.types.choice_key import ChoiceKind, read_key
+from quantpipe.types.choice_key import OF_RANGES, ChoiceKind, read_key
 
 
 def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
@@ -92,9 +93,12 @@ def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
 
 
 def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
-    every = job.variants.space(job.percents, every=True, raised=True)
+    every = job.variants.space(job.percents, job.ranges, every=True, raised=True)
     legal = {choice.key: choice.options for choice in every}
+    ranges = {choice.key for choice in every if choice.kind in OF_RANGES}  # a log of an earlier version has fewer
     for key, options in legal.items():
+        if key not in trial.choices and key in ranges:
+            continue
         if key not in trial.choices:
             raise ArtifactError(
                 f"it has no entry for {key}{nearest(key, trial.choices)}", stage="replay", where=str(log)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantpipe.annotate.choices import bits_key, range_key
+from quantpipe.annotate.choices import bits_key
+from quantpipe.annotate.range_choices import range_key
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.cost import macs
 from quantpipe.types import ScaleGroup, Topology

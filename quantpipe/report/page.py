@@ -76,6 +76,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         tables=_rows(report.get("tables")),
         rectified=_rows(report.get("rectified")),
         rules=_rows(search.get("threshold_rules")),
+        contributions=_rows(search.get("contributions")),
         warnings=[str(w) for w in _warnings(report)],
     )
 

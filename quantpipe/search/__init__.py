@@ -16,6 +16,7 @@ from quantpipe.search.algorithms.surrogate import Surrogate
 from quantpipe.search.algorithms.tpe import Tpe
 from quantpipe.search.algorithms.uniform import Uniform
 from quantpipe.search.budget import Batching, Budget
+from quantpipe.search.contributions import Contribution, changed_choices, contributions
 from quantpipe.search.evaluator import Evaluator
 from quantpipe.search.finalists import finalists
 from quantpipe.search.log import JsonlLog, LoggedTrial, TrialLog, find_trial, read_trials
@@ -27,6 +28,7 @@ from quantpipe.search.objective import (
     Objective,
     ObjectiveForm,
     ObjectiveOptions,
+    form_of,
     reaches,
 )
 from quantpipe.search.origin import search_origin
@@ -39,6 +41,7 @@ __all__ = [
     "Annealing",
     "Batching",
     "Budget",
+    "Contribution",
     "CostKind",
     "Evaluate",
     "Evaluator",
@@ -64,8 +67,11 @@ __all__ = [
     "Tpe",
     "TrialLog",
     "Uniform",
+    "changed_choices",
+    "contributions",
     "finalists",
     "find_trial",
+    "form_of",
     "front",
     "reaches",
     "read_trials",

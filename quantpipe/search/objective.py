@@ -1,6 +1,7 @@
 """What is better: an order over scores, in four forms.
 
-`least_cost_within_tolerance`: as cheap as possible while the value stays near the float model's.
+`least_cost_within_tolerance`, which `auto` comes to: the least loss while the value is not near enough to the float
+model's; then the least cost that keeps it near; of equal costs the least loss.
 `best_value_within_cost`: as good as possible while the cost stays under a limit.
 `weighted`: the greatest value - weight · cost / unit, the unit being the cost of the most precise point.
 `pareto`: all that nothing else beats in both; a rule picks one afterwards (`search/pareto.py`). Searches that need one
@@ -51,6 +52,22 @@ class ObjectiveForm(StrEnum):
     BEST_VALUE_WITHIN_COST = "best_value_within_cost"
     WEIGHTED = "weighted"
     PARETO = "pareto"
+
+
+AUTO_FORM = "auto"
+"""How `objective.form` leaves it to the other keys what is looked for."""
+
+
+def form_of(asked: str, cost_limit: float | None = None, weight: float | None = None) -> str:
+    """Return the form that `objective.form` names.
+
+    `auto` is the form that a given cost limit or weight needs, else `least_cost_within_tolerance`.
+    """
+    if asked != AUTO_FORM:
+        return asked
+    if cost_limit is not None:
+        return ObjectiveForm.BEST_VALUE_WITHIN_COST.value
+    return (ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE if weight is None else ObjectiveForm.WEIGHTED).value
 
 
 class CostKind(StrEnum):
@@ -188,7 +205,7 @@ class Objective:
             cost_limit = cost_limit * start_cost
         return cls(
             metric=kind,
-            form=check_enum("objective.form", options.form, ObjectiveForm),
+            form=check_enum("objective.form", form_of(options.form, cost_limit, options.weight), ObjectiveForm),
             tolerance=options.tolerance,
             cost=cost_kind(options.cost),
             reference_value=reference,

@@ -77,6 +77,7 @@ from quantpipe.types.program import Step, StepOp
 from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.report_rows import (
     ChoiceRow,
+    ContributionRow,
     FinalistRow,
     FindingRow,
     FloatNodeRow,
@@ -100,6 +101,7 @@ from quantpipe.types.report_rows import (
     RescaleRow,
     RoleRow,
     SessionRow,
+    StartPart,
     StepRow,
     TableRow,
     ThresholdRuleRow,
@@ -129,7 +131,6 @@ from quantpipe.types.reports import (
     RunReport,
     SearchReport,
     SpeedPart,
-    StartPart,
     by_model,
 )
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
@@ -177,6 +178,7 @@ __all__ = [
     "CompareReport",
     "ComparedRun",
     "Contract",
+    "ContributionRow",
     "ConversionsPart",
     "Cost",
     "CostPart",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log10, prod
 
-from quantpipe.types.choice_key import read_key
+from quantpipe.types.choice_key import OF_RANGES, read_key
 
 Point = tuple[int, ...]
 """An index into each choice's options, in the order of the space's choices."""
@@ -34,6 +34,11 @@ class Choice:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", tuple(self.options))
         object.__setattr__(self, "edges", tuple(self.edges))
+
+    @property
+    def free(self) -> bool:
+        """Return whether no option costs anything: a range changes what a model is worth, and nothing that is paid."""
+        return self.kind in OF_RANGES
 
     @property
     def subject(self) -> str:

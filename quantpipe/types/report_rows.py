@@ -27,6 +27,26 @@ class OutputRow(TypedDict):
     parts: NotRequired[list[OutputPartRow]]
 
 
+class ContributionRow(TypedDict):
+    """What one changed choice contributed to the result of a search: the result beside it with the choice as it began.
+
+    `gain`: how much value it gains, null where the result does not work without it; `saved`: how much cost.
+    """
+
+    choice: str
+    before: int | str
+    after: int | str
+    gain: float | None
+    saved: float
+
+
+class StartPart(TypedDict):
+    """What `search.start` gave: the digest of the file, and how many points of it were asked."""
+
+    start: str
+    points: int
+
+
 class FloatNodeRow(TypedDict):
     """A node that stays in float. `type` is there where it computes in float16."""
 

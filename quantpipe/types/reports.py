@@ -14,6 +14,7 @@ from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
+    ContributionRow,
     FinalistRow,
     FindingRow,
     FloatNodeRow,
@@ -32,6 +33,7 @@ from quantpipe.types.report_rows import (
     RescaleRow,
     RoleRow,
     SessionRow,
+    StartPart,
     StepRow,
     TableRow,
     ThresholdRuleRow,
@@ -79,13 +81,6 @@ class DevicePart(TypedDict):
     sentence: str | None
 
 
-class StartPart(TypedDict):
-    """The start of `search.start`: the digest of the file, and how many points of it were measured."""
-
-    start: str
-    points: int
-
-
 class SearchReport(TypedDict):
     """How a strategy was found: the part `search` of a report, and of the results in strategy.json."""
 
@@ -122,6 +117,8 @@ class SearchReport(TypedDict):
     trial: NotRequired[int]
     precision: NotRequired[PrecisionRecord]
     device: NotRequired[DevicePart]
+    contributions: NotRequired[list[ContributionRow]]
+    changed_choices: NotRequired[int]
     start: NotRequired[StartPart]
     threshold_rules: NotRequired[list[ThresholdRuleRow]]
 

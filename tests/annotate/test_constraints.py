@@ -11,7 +11,7 @@ import pytest
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.errors import ConfigError, HardwareError
-from quantpipe.types import HardwareSpec
+from quantpipe.types import HardwareSpec, Range
 from tests.ops.line import Line, Net, hardware, hardware_data, line, load
 from tests.ops.test_every_op import graph_of
 
@@ -141,6 +141,16 @@ def test_the_scale_that_most_operands_have_becomes_the_common_one() -> None:
     found = line(FORKED, constraints=given)
     assert [o.rescaled for o in found.topology.kernel_of["join"].operands] == [True, False, False]
     assert found.plan(8).quantizers["join_out"].scale == np.float32(0.05)
+
+
+@pytest.mark.parametrize("device", ["ort_cpu", "tensorrt"])
+@pytest.mark.parametrize("narrow", ["a_out", "b_out"])
+def test_given_ranges_that_meet_have_a_common_one_that_holds_all(device: str, narrow: str) -> None:
+    wide = {"a_out": "b_out", "b_out": "a_out"}[narrow]
+    found = line(FORKED, device, constraints={narrow: calibrated(-6, 6), wide: calibrated(-24, 24)})
+    assert found.topology.group_of["join_out"].fixed == Range(-24, 24)
+    apart = line(FORKED, device, constraints={"a_out": calibrated(-6, 2), "b_out": calibrated(-1, 8)})
+    assert apart.topology.group_of["join_out"].fixed == Range(-6, 8)
 
 
 def test_equal_pins_need_no_rescale() -> None:

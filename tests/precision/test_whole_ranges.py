@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quantpipe.annotate.choices import ESTIMATED, WHOLE, range_choice, range_key
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.range_choices import ESTIMATED, WHOLE, range_choice, range_key
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MSE, MaxRange
 from quantpipe.calibrate.measure import measure

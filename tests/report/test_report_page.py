@@ -317,3 +317,21 @@ def test_the_plot_shows_what_the_search_was_after(form: str, caption: str, monke
     page = render_html({"search": search})
     assert caption in page
     assert (">90<" in page) == (form == "least_cost_within_tolerance")
+
+
+def test_contributions_are_listed_and_the_loss_is_drawn_at_the_same_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTPIPE_FIGURES", "all")
+    row = {"choice": "range:stem.out", "before": "estimated", "after": "halved", "gain": 0.25, "saved": 0.0}
+    broken = {**row, "choice": "float:head", "gain": None}
+    search = {
+        "form": "least_cost_within_tolerance",
+        "metric": "kl",
+        "cost": "cycles",
+        "contributions": [broken, row],
+        "device": {"sentence": "loss from 0.5 to 0.25 at the same cost"},
+        "trace": [[0, -0.5], [3, -0.25]],
+        "trace_cost": [[0, 7.0], [3, 7.0]],
+    }
+    page = render_html({"search": search})  # type: ignore[typeddict-item]
+    assert page.index("float:head") < page.index("range:stem.out") and "at the same cost" in page
+    assert "kl of the best candidate" in page and "cost (cycles) of the best" not in page

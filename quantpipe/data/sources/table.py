@@ -146,7 +146,7 @@ def integers(file: TableFile, column: str, classes: Sequence[str] | None, what: 
                 found.append(place[text] if place else int(text))
             except (KeyError, ValueError):
                 hint = nearest(text, place) if place else ""
-                legal = "one of dataset.classes" if place else "a whole number"
+                legal = "one of dataset.classes" if place else "an integer"
                 more = "" if place or what != "label" else ", or name the classes in order: dataset.classes=[…]"
                 raise DataError(
                     f"{text!r} in column {column!r} is no {what}{hint}; legal is {legal}{more}.",

@@ -39,7 +39,7 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
 
     search = report.get("search") or {}
     search = search if isinstance(search, Mapping) else {}
-    by_cost = search.get("form") == "least_cost_within_tolerance" and search.get("trace_cost") is not None
+    by_cost = search.get("form") == "least_cost_within_tolerance" and _varies(search.get("trace_cost"))
     cost, metric = str(search.get("cost") or "cost"), str(search.get("metric") or "value")
     rows = _layers(report.get("layers"))
     confused = data["confusion"] if data is not None else None
@@ -53,6 +53,11 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
         confusion=classes.confusion(confused) if confused is not None and confused["changed"] else None,
         timeline=course.timeline(data["timeline"]) if data is not None else None,
     )
+
+
+def _varies(trace: Any) -> bool:
+    """Whether the best cost changed: where the search found less loss at the same cost, the loss is drawn."""
+    return isinstance(trace, list) and len({row[1] for row in trace if isinstance(row, list) and len(row) == 2}) > 1
 
 
 def _layers(given: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
+from quantpipe.search.algorithms.free_choices import settled
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.options import check_enum
 from quantpipe.types import ChoiceSpace, Point, Score
@@ -37,9 +38,10 @@ class Greedy:
     that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits;
     where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
-    probe of such a choice came out better (a threshold step may): then the best of its options is taken before the
+    probe of such a choice came out better (scales per channel may): then the best of its options is taken before the
     walk. Within a tolerance that the most precise point misses, choices whose probe gained something for a cost (a
-    layer in float) are taken first, until it is met.
+    layer in float) are taken first, until it is met. Choices that cost nothing (ranges) are settled before the walk
+    where the tolerance is missed, and behind it; the walk goes on as long as that leaves room.
     """
 
     order: Order = Order.SENSITIVITY
@@ -51,9 +53,17 @@ class Greedy:
         """Lower the choices one after the other, in the order of what they lose, as the objective's form asks."""
         point, score, start = begin(space, evaluate, objective)
         if objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
+            if not objective.feasible(score):
+                point, score = settled(space, evaluate, objective, point, score=score)
             self._while_it_holds(space, evaluate, objective, point, start=score)
-        elif objective.open_ended or not objective.feasible(start):
-            self._until_it_fits(space, evaluate, objective, start)
+            return
+        point, score = space.start, start
+        if objective.open_ended:
+            point, score = settled(space, evaluate, objective, point, score=score)
+        if objective.open_ended or not objective.feasible(score):
+            point, score = self._until_it_fits(space, evaluate, objective, point, start=score)
+        if not objective.open_ended:
+            settled(space, evaluate, objective, point, score=score)
 
     def _while_it_holds(
         self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
@@ -61,16 +71,35 @@ class Greedy:
         ranks, free, dearer = self._ranks(space, evaluate, objective, first, start=start)
         point, score = _settled(space, evaluate, objective, free, first=first, start=start)
         point, score = _lifted(space, evaluate, objective, dearer, point=point, score=score)
-        turns = deque(sorted(ranks, key=ranks.__getitem__))
-        idle = [i for i, c in enumerate(space) if c.graded and i not in ranks]
+        order = sorted(ranks, key=ranks.__getitem__)
+        while True:
+            point, score = self._walk(space, evaluate, objective, order, point=point, score=score)
+            better, found = settled(space, evaluate, objective, point, score=score)
+            if better == point or not order:
+                return
+            point, score = better, found  # which leaves room for the walk
+
+    def _walk(
+        self,
+        space: ChoiceSpace,
+        evaluate: Evaluate,
+        objective: Objective,
+        order: list[int],
+        *,
+        point: Point,
+        score: Score,
+    ) -> tuple[Point, Score]:
+        """Return the point with choices lowered in turns, those included that save only behind others."""
+        turns = deque(order)
+        idle = [i for i, c in enumerate(space) if c.graded and i not in turns]
         while True:
             point, score, dropped = self._in_turns(space, evaluate, objective, turns, point=point, score=score)
             if self.order is Order.TOPOLOGICAL:
-                return
+                return point, score
             idle += [i for i in dropped if space.choices[i].graded]
             woken = self._woken(space, evaluate, objective, idle, point=point, score=score)
             if not woken:
-                return
+                return point, score
             idle = [i for i in idle if i not in woken]
             turns.extend(woken)
 
@@ -124,9 +153,11 @@ class Greedy:
                 point, score, fruitless = lower, attempt, 0
         return point, score, dropped
 
-    def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        ranks, free, _ = self._ranks(space, evaluate, objective, space.start, start=start)
-        point, score = _settled(space, evaluate, objective, free, first=space.start, start=start)
+    def _until_it_fits(
+        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
+    ) -> tuple[Point, Score]:
+        ranks, free, _ = self._ranks(space, evaluate, objective, first, start=start)
+        point, score = _settled(space, evaluate, objective, free, first=first, start=start)
         while ranks and (objective.open_ended or not objective.feasible(score)):
             choice = min(ranks, key=ranks.__getitem__)
             rank = ranks.pop(choice)
@@ -140,6 +171,7 @@ class Greedy:
             by_loss = self.order is Order.SENSITIVITY
             ranks[choice] = _sensitivity(score, attempt) if by_loss else (rank[0] + 1, rank[1])
             point, score = lower, attempt
+        return point, score
 
     def _ranks(
         self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
@@ -149,7 +181,8 @@ class Greedy:
         The first is choice -> rank, least first; then come the choices that are better at the same cost; then those
         that gain something for a cost, the most per cost first.
         """
-        lowered = {i: p for i in range(len(space)) if (p := _lowered(space, first, i)) is not None}
+        priced = [i for i, choice in enumerate(space) if not choice.free]
+        lowered = {i: p for i in priced if (p := _lowered(space, first, i)) is not None}
         if self.order is Order.TOPOLOGICAL:
             return {i: (0.0, float(i)) for i in lowered}, [], []
         scores = dict(zip(lowered, evaluate(list(lowered.values())), strict=True))

@@ -9,6 +9,7 @@ import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
+from quantpipe.search.algorithms.free_choices import settled_together
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.options import real
 from quantpipe.types import ChoiceSpace, Point, Score
@@ -22,8 +23,8 @@ class GreedyBackward:
     the coarse end everything is broken and a single raise gains nothing. Each raise is expected to leave 1 / `decay` of
     the loss (4: the squared error of one bit less). Within a tolerance the walk ends as soon as the value is near
     enough. Within a cost it goes on while the cost fits, and leaves a choice alone that no longer fits. Where cost and
-    value are weighed against each other, it goes all the way. A choice that saves nothing (a threshold step) stays at
-    its first option.
+    value are weighed against each other, it goes all the way. A choice that saves nothing stays at its first option.
+    Choices that cost nothing (ranges) are settled first where the tolerance is missed, and at the end.
     """
 
     decay: float = 4.0
@@ -33,15 +34,32 @@ class GreedyBackward:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Start from the coarsest options and raise the choice that loses most, until the objective is met."""
+        point, score, start = begin(space, evaluate, objective)
+        within_tolerance = objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE
         first = space.start
-        _, _, start = begin(space, evaluate, objective)
-        last = {i: len(c.options) - 1 for i, c in enumerate(space) if len(c.options) > 1}
+        if objective.open_ended or (within_tolerance and not objective.feasible(score)):
+            first, start = settled_together(space, evaluate, objective, first, score=start)
+        point, score = self._raised(space, evaluate, objective, first, start=start)
+        best = max(((first, start), (point, score)), key=lambda found: objective.key(found[1]))
+        if not objective.open_ended:
+            settled_together(space, evaluate, objective, best[0], score=best[1])
+
+    def _raised(
+        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
+    ) -> tuple[Point, Score]:
+        """Return where the walk up from the last options ends; choices that cost nothing stay as they are."""
+        last = {i: len(c.options) - 1 for i, c in enumerate(space) if len(c.options) > 1 and not c.free}
+        if not last:
+            return first, start
         probes = evaluate([(*first[:i], option, *first[i + 1 :]) for i, option in last.items()])
         ranks = {
             i: _sensitivity(start, probe) for i, probe in zip(last, probes, strict=True) if probe.cost < start.cost
         }
-        ranks |= _together(space, evaluate, start, last, probes=dict(zip(last, probes, strict=True)), ranks=ranks)
-        point = _coarse(space, evaluate, objective, tuple(last[i] if i in ranks else 0 for i in range(len(space))))
+        ranks |= _together(
+            space, evaluate, first, last, start=start, probes=dict(zip(last, probes, strict=True)), ranks=ranks
+        )
+        coarse = tuple(last[i] if i in ranks else first[i] for i in range(len(space)))
+        point = _coarse(space, evaluate, objective, coarse)
         ranks = {i: rank for i, rank in ranks.items() if point[i] > 0}
         (score,) = evaluate([point])
         # Of a tolerance the search wants the first feasible point, of a cost limit the last one.
@@ -56,14 +74,16 @@ class GreedyBackward:
             if higher[choice] > 0:
                 ranks[choice] = rank / self.decay
             point, score = higher, attempt
+        return point, score
 
 
 def _together(
     space: ChoiceSpace,
     evaluate: Evaluate,
-    start: Score,
+    first: Point,
     last: dict[int, int],
     *,
+    start: Score,
     probes: dict[int, Score],
     ranks: dict[int, float],
 ) -> dict[int, float]:
@@ -74,7 +94,7 @@ def _together(
     idle = [i for i in last if i not in ranks and space.choices[i].graded and probes[i].cost == start.cost]
     if not idle:
         return {}
-    coarse = tuple(last[i] if i in ranks or i in idle else 0 for i in range(len(space)))
+    coarse = tuple(last[i] if i in ranks or i in idle else first[i] for i in range(len(space)))
     low, *high = evaluate([coarse, *((*coarse[:i], 0, *coarse[i + 1 :]) for i in idle)])
     saved = {i: score.cost - low.cost for i, score in zip(idle, high, strict=True)}
     losses = {i: (start.value - probes[i].value) / found for i, found in saved.items() if found > 0}

@@ -32,7 +32,7 @@ def levels(space: ChoiceSpace) -> list[Point]:
 
 
 def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: float) -> Point:
-    """Return the point with this share of its choices moved by one option.
+    """Return the point with this share of its choices moved by one option, or to any where options have no order.
 
     At least one choice moves, where there is one to move.
 
@@ -51,6 +51,9 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
         chosen = rng.choice(movable, size=max(1, int(share * len(movable))), replace=False)
         for i, up in zip(chosen.tolist(), (rng.random(len(chosen)) < 0.5).tolist(), strict=True):
             last = len(space.choices[i].options) - 1
+            if not space.choices[i].graded and last > 1:  # no option is next to another
+                moved[i] = (moved[i] + 1 + int(rng.integers(last))) % (last + 1)
+                continue
             moved[i] += 1 if moved[i] == 0 or (up and moved[i] < last) else -1
     return tuple(moved)
 

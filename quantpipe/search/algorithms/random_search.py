@@ -16,6 +16,9 @@ from quantpipe.types import ChoiceSpace
 class RandomSearch:
     """The most precise point, then independent uniform points, `batch` at a time.
 
+    Of choices that cost nothing (ranges) each point departs from the first option in a share of its own, few more often
+    than many: with all of them drawn, no point would be near the estimated ranges.
+
     It ends when the whole space is seen; in any larger space the budget ends it.
     """
 
@@ -30,8 +33,12 @@ class RandomSearch:
         evaluate(first)
         seen = set(first)
         options = np.array([len(c.options) for c in space], dtype=np.int64)
+        free = np.array([c.free for c in space], dtype=bool)
         while len(seen) < space.size:
             drawn = rng.integers(0, options, size=(self.batch, len(options)))
+            if free.any():
+                kept = rng.random(drawn.shape) >= rng.random((self.batch, 1)) ** 2
+                drawn = np.where(free & kept, 0, drawn)
             points = [tuple(row) for row in drawn.tolist()]
             evaluate(points)
             seen.update(points)
