@@ -13,7 +13,7 @@ from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.float_blocks import check_weighted
 from quantpipe.verify.geometry import check_geometry
-from quantpipe.verify.grammar import check_file, check_kernel
+from quantpipe.verify.grammar import check_file, check_kernel, check_nodes
 from quantpipe.verify.half import casts_of_floats
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.loops import check_loops
@@ -93,28 +93,38 @@ def _checked(folder: Folder) -> Verdict:
     model.stop_at_constants({f"{t}_q" for t in plan["constants"]})
     _quantizers(plan)
     _same_kernels(numbers)
-    for node in plan["kernels"]:
+    followed = _kernels(numbers, whole=stated)
+    kernels = set(model.seen_nodes)
+    check_weighted(plan, model)
+    followed |= model.seen_nodes - kernels
+    floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
+    floats |= _looking_up(model, numbers.plan.get("tables", {}))
+    floats |= casts_of_floats(model.nodes, floats)
+    if stated:
+        check_real_part(folder, model, floats)
+    check_ends(numbers, floats, tied=stated)
+    check_nodes((n for n in model.nodes if id(n) in model.seen_nodes - followed), "the ends of the integer part")
+    _all_seen(model, floats)
+    check_placement(model)
+    return _summed_up(certificate, stated)
+
+
+def _kernels(numbers: Numbers, *, whole: bool) -> set[int]:
+    """Check all kernels; returns their nodes, by identity. `whole`: the certificate names all attributes."""
+    model, checked = numbers.model, set[int]()
+    for node, kernel in numbers.kernels.items():
         before = set(model.seen_nodes)
         try:
             KernelCheck(numbers, node).check()
             own = [n for n in model.nodes if id(n) in model.seen_nodes and id(n) not in before]
-            check_kernel(node, plan["kernels"][node], own)
-            claimed = certificate["kernels"][node]["attributes"]
-            check_geometry(node, plan["kernels"][node], claimed, own, whole=stated)
+            check_kernel(node, kernel, own)
+            check_geometry(node, kernel, numbers.claims[node]["attributes"], own, whole=whole)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise Wrong(
                 node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
             ) from error
-    check_weighted(plan, model)
-    floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
-    floats |= _looking_up(model, numbers.plan.get("tables", {}))
-    floats |= casts_of_floats(model.nodes, floats)
-    check_ends(numbers, floats, tied=stated)
-    _all_seen(model, floats)
-    check_placement(model)
-    if stated:
-        check_real_part(folder, model, floats)
-    return _summed_up(certificate, stated)
+        checked |= {id(n) for n in own}
+    return checked
 
 
 def _of_another_form(certificate: Mapping[str, Any]) -> Verdict:
