@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quantpipe.passwords import conceal
+from quantpipe.passwords import printable as printable  # also for the checker, which imports this module alone
 
 MOST = 2400
 """Characters of a message; its end, which says what would be legal, is kept."""
@@ -25,7 +26,7 @@ class QuantpipeError(Exception):
     def __init__(self, message: str, *, stage: str | None = None, where: str | None = None) -> None:
         self.stage, self.where = stage, where
         head = ": ".join(part for part in (stage, where) if part)
-        super().__init__(conceal(_paragraph(f"{head}: {message}" if head else message)))
+        super().__init__(conceal(printable(_paragraph(f"{head}: {message}" if head else message))))
 
 
 class ConfigError(QuantpipeError):

@@ -95,3 +95,16 @@ def _masked(text: str, pattern: re.Pattern[str]) -> str:
     for each in (pattern, _TOKEN, _QUERY):
         text = each.sub(lambda found: found[1] + MASK, text)
     return text
+
+
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
+    code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters, but for line feeds and tabs, as escapes that any terminal shows.
+
+    Names in models and files may hold sequences that move the cursor, write the clipboard or turn text round.
+    """
+    return text.translate(_SHOWN)

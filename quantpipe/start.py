@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from quantpipe.early import missing_file
+from quantpipe.passwords import printable
 
 INTERRUPTED = b"error: interrupted before there was anything to keep; run the same command again\n"
 
@@ -24,7 +25,7 @@ def main() -> None:
     if listening:
         signal.signal(signal.SIGINT, _leave)
     if (wrong := missing_file(sys.argv[1:], Path.cwd())) is not None:
-        sys.stderr.write(f"error: {wrong}\n")
+        sys.stderr.write(f"error: {printable(wrong)}\n")
         raise SystemExit(2)
     if {"-sc", "--shell-completion"} & set(sys.argv[1:]) and "query=bash" in sys.argv[1:]:
         from quantpipe.app.complete import answer, asked

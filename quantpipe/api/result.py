@@ -17,6 +17,7 @@ from quantpipe.api.workspace import Workspace
 from quantpipe.artifacts import RunLock
 from quantpipe.artifacts.unit import TEMP_SUFFIX
 from quantpipe.errors import ArtifactError, StorageError
+from quantpipe.passwords import printable
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.report import summary_table
 from quantpipe.types import (
@@ -169,4 +170,4 @@ def as_text(shown: RenderableType) -> str:
     """Return a table as plain text, wherever this runs."""
     stream = io.StringIO()
     Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False).print(shown)
-    return stream.getvalue().rstrip()
+    return printable(stream.getvalue().rstrip())

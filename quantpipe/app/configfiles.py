@@ -19,6 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe.app.compose import HARDWARE, whole_hardware
+from quantpipe.app.files import folder_of
+from quantpipe.app.own_package import check_own_package
 from quantpipe.errors import ConfigError
 from quantpipe.hardware.like import LIKE
 
@@ -48,11 +50,18 @@ class FileConfigSource(file_config_source.FileConfigSource):
         if file.is_file():
             check_file(file)
         try:
-            return _whole(super().load_config(config_path), config_path, file.parent)
+            result = super().load_config(config_path)
+            if not self._is_shipped(config_path):
+                check_own_package(result.config, result.header, config_path, file)
+            return _whole(result, config_path, file.parent)
         except yaml.YAMLError as error:  # what libyaml takes and PyYAML does not
             raise _refused(file, _problem(error)) from error
         except (ValueError, OmegaConfBaseException) as error:  # a header line such as "# @package", a word as a key
             raise _refused(file, " ".join(str(error).split())[:300]) from error
+
+    def _is_shipped(self, config_path: str) -> bool:
+        """Whether it is conf/config.yaml of the program, which sets Hydra up."""
+        return "/" not in config_path.strip("/") and Path(self.path).resolve() == folder_of("conf").resolve()
 
 
 class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,8 +17,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
+from rich.text import Text
 
 from quantpipe.app.mainlog import LOG, Lines
+from quantpipe.passwords import printable
 
 Update = Callable[[int, int, str], None]
 
@@ -25,12 +29,26 @@ LINE_SECONDS = 30.0
 """Between two lines about progress."""
 
 
+class PlainConsole(Console):
+    """rich's console, which shows control characters of texts as escapes; its own, of colours and bars, it sends."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text for rich, without control characters."""
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the parts of what is shown."""
+        for segment in super().render(renderable, options):
+            shown = segment.text if segment.control else printable(segment.text)
+            yield segment if shown == segment.text else Segment(shown, segment.style)
+
+
 def plain(*, stderr: bool = False) -> Console:
     """Return a console that shows text as it is.
 
     Names of files and nodes may hold what rich would read as markup, such as `[x]` or `:smile:`.
     """
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def say(text: str, head: str = "error: ") -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from quantpipe.app.targets import load
+from quantpipe.app.targets import OWN, home_of, load
 from quantpipe.errors import ConfigError
 
+FOR_DATA = ("quantpipe.data.sources.digits", "quantpipe.metrics.outputs")
+"""Modules of quantpipe whose functions data sets and objectives may call: they compute, and open and start nothing."""
 KEYS = ("target", "tokenizer", "feature")
 """The keys of a data set that name functions."""
 
@@ -38,7 +41,18 @@ def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callabl
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ConfigError(f"is {target!r}; legal is package.module:function", where=key)
     found = load(module, path.split("."), key, plugins, kind="functions")
+    if home_of(found) == OWN and not _is_for_data(found):
+        raise ConfigError(
+            f"the target {target!r} is not allowed: it is not meant for data; of {OWN}, legal are functions of "
+            f"{', '.join(FOR_DATA)}",
+            where=key,
+        )
     if not callable(found):
         raise ConfigError(f"{target!r} is a {type(found).__name__}; legal is a function", where=key)
     function: Callable[..., Any] = found
     return function
+
+
+def _is_for_data(found: Any) -> bool:
+    """Whether something is a public function that a module of `FOR_DATA` defines."""
+    return isinstance(found, FunctionType) and found.__module__ in FOR_DATA and not found.__name__.startswith("_")

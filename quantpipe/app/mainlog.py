@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from quantpipe.errors import Interrupted
-from quantpipe.passwords import conceal
+from quantpipe.passwords import conceal, printable
 from quantpipe.pipeline.settings import RUN_LOG
 
 LOG = logging.getLogger(RUN_LOG)
@@ -22,8 +22,8 @@ class Lines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record without passwords."""
-        return conceal(super().format(record))
+        """Return the line of a record without passwords and control characters."""
+        return conceal(printable(super().format(record)))
 
 
 class LogFile(logging.FileHandler):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from quantpipe.passwords import conceal
+from quantpipe.passwords import conceal, printable
 
 
 class ConcealingStream:
@@ -19,8 +20,12 @@ class ConcealingStream:
 
     def write(self, text: str) -> int:
         """Write a text without passwords, and return the length of the text that was given."""
-        self._stream.write(conceal(text))
+        self._stream.write(conceal(text if self._may_draw() else printable(text)))
         return len(text)
+
+    def _may_draw(self) -> bool:
+        """Whether rich sends colours and bars here; what it draws of names is escaped by its console."""
+        return self._stream.isatty() or bool({"FORCE_COLOR", "TTY_COMPATIBLE"} & set(os.environ))
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write lines without passwords."""
@@ -37,11 +42,11 @@ class ConcealingRecord(logging.LogRecord):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         if self.exc_info and self.exc_info[0] is not None:
-            self.exc_text = conceal("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+            self.exc_text = conceal(printable("".join(traceback.format_exception(*self.exc_info)).rstrip("\n")))
 
     def getMessage(self) -> str:  # noqa: N802  (logging's own name)
-        """Return the message without passwords."""
-        return conceal(super().getMessage())
+        """Return the message without passwords and control characters."""
+        return conceal(printable(super().getMessage()))
 
 
 def guard() -> None:

@@ -11,15 +11,18 @@ from typing import Any
 
 from quantpipe.artifacts.digest import digest_array
 from quantpipe.certify.claims import Claims
+from quantpipe.certify.real_part import real_part, written_floats
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering import Rendered
 from quantpipe.lowering.fragments import TRANSPOSED
 from quantpipe.lowering.tables import OF_TABLES
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import (
+    Device,
     HardwareSpec,
     Kernel,
     KernelPlan,
+    Lookup,
     Move,
     ProofPart,
     QuantPlan,
@@ -46,17 +49,21 @@ def certificate(
         for k in topology.kernels
         if k.node in plan.kernels
     }
+    real = [n for n in graph.nodes if n.name not in topology.kernel_of and n.name not in topology.fused_into]
+    names = frozenset(n.name for n in real)
+    written = written_floats(realized.model, names)
     floats = [
-        {"node": n.name, "op": n.op, "reason": str(topology.float_nodes.get(n.name, "it runs in float"))}
-        for n in graph.nodes
-        if n.name not in topology.kernel_of and n.name not in topology.fused_into
-    ]
+        {"node": n.name, "op": n.op, "reason": str(topology.float_nodes.get(n.name, "it runs in float")),
+         **written.get(n.name, {})}
+        for n in real
+    ]  # fmt: skip
     return {
         "form": form,
         "values": {t: v for t, v in realized.integers.items() if not t.endswith(OF_TABLES)},
         "kernels": kernels,
         "float_nodes": floats,
         "summary": _summary(kernels, floats),
+        **real_part(realized.model, topology, names),
     }
 
 
@@ -65,8 +72,9 @@ def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
 
     What other ops say is written otherwise in some forms, or in the numbers.
     """
+    whole = node.op in TRANSPOSED or isinstance(numbers, Move | Lookup | Device)
     windowed = any(name in node.attributes for name in WINDOW) and node.op not in TRANSPOSED
-    names = WINDOW if windowed else tuple(node.attributes) if isinstance(numbers, Move) else ()
+    names = tuple(node.attributes) if whole else (*WINDOW, "group") if windowed else ()
     return {name: node.attr(name) for name in sorted(names) if name in node.attributes}
 
 

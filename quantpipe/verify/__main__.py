@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quantpipe.errors import QuantpipeError
+from quantpipe.errors import QuantpipeError, printable
 from quantpipe.verify import verify_folder
 
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     except QuantpipeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(f"{verdict}\n")
+    sys.stdout.write(f"{printable(str(verdict))}\n")
     return 0 if verdict.wrong is None else 3
 
 

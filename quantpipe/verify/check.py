@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,23 @@ from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.float_blocks import check_weighted
 from quantpipe.verify.geometry import check_geometry
+from quantpipe.verify.grammar import check_file, check_kernel, check_nodes
 from quantpipe.verify.half import casts_of_floats
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.loops import check_loops
 from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import Numbers, limits
 from quantpipe.verify.placement import check_placement
+from quantpipe.verify.real_part import check_real_part, states_real_part
 
 FORMS = ("qdq", "matmul_nbits", "qoperator", "integer")
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
+SHIFTS = ("shift", "left_shift")
+LONGEST_SHIFT, WIDEST = 1 << 12, 16
+EARLIER = (
+    "; the certificate is of an earlier version and does not name the graph's inputs and outputs, its opsets, and the "
+    "tensors and attributes of nodes in float: these were not compared; run the same command again to write them"
+)
 PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "kernels")
 
 
@@ -29,13 +37,15 @@ PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "
 class Verdict:
     """State whether a run folder is as its certificate claims.
 
-    `wrong`: the first thing that is not, or None. `proved` of `kernels` hold for all inputs.
+    `wrong`: the first thing that is not, or None. `proved` of `kernels` hold for all inputs. `complete`: the
+    certificate names nodes in float, inputs and outputs, as those of earlier versions do not.
     """
 
     wrong: str | None
     kernels: int = 0
     proved: int = 0
     float_nodes: int = 0
+    complete: bool = True
 
     def __str__(self) -> str:
         if self.wrong is not None:
@@ -44,7 +54,8 @@ class Verdict:
         return (
             f"every claim of the certificate holds: proved for all inputs: {self.proved} of {self.kernels} kernels; "
             f"claimed on samples only: {_counted(left, 'kernel')} (functions of rows and tables are compared here with "
-            f"plan.json, and not proved), and {_counted(self.float_nodes, 'node')} in float, not checked here"
+            f"plan.json, and not proved), and {_counted(self.float_nodes, 'node')} in float, whose results are not "
+            f"checked here{'' if self.complete else EARLIER}"
         )
 
 
@@ -59,6 +70,8 @@ def verify_folder(root: Path) -> Verdict:
         return _checked(folder)
     except Wrong as wrong:
         return Verdict(str(wrong))
+    except (RecursionError, MemoryError) as error:
+        return Verdict(f"model.onnx, plan.json: they are nested or sized beyond what is read ({type(error).__name__})")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         found = f"{type(error).__name__}: {error}"
         return Verdict(f"certificate.json, plan.json: they are not of the form that docs/artifacts.md gives ({found})")
@@ -72,30 +85,46 @@ def _checked(folder: Folder) -> Verdict:
         expect(not missing, name, f"it has no {', '.join(missing)}")
     if certificate["form"] not in FORMS:
         return _of_another_form(certificate)
+    check_file(folder.model, certificate)
+    stated = states_real_part(certificate)
     model = Model(folder)
     numbers = Numbers(plan, certificate, model)
     model.stops |= {str(v) for v in certificate["values"].values()}
     model.stop_at_constants({f"{t}_q" for t in plan["constants"]})
     _quantizers(plan)
     _same_kernels(numbers)
-    for node in plan["kernels"]:
+    followed = _kernels(numbers, whole=stated)
+    kernels = set(model.seen_nodes)
+    check_weighted(plan, model)
+    followed |= model.seen_nodes - kernels
+    floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
+    floats |= _looking_up(model, numbers.plan.get("tables", {}))
+    floats |= casts_of_floats(model.nodes, floats)
+    if stated:
+        check_real_part(folder, model, floats)
+    check_ends(numbers, floats, tied=stated)
+    check_nodes((n for n in model.nodes if id(n) in model.seen_nodes - followed), "the ends of the integer part")
+    _all_seen(model, floats)
+    check_placement(model)
+    return _summed_up(certificate, stated)
+
+
+def _kernels(numbers: Numbers, *, whole: bool) -> set[int]:
+    """Check all kernels; returns their nodes, by identity. `whole`: the certificate names all attributes."""
+    model, checked = numbers.model, set[int]()
+    for node, kernel in numbers.kernels.items():
         before = set(model.seen_nodes)
         try:
             KernelCheck(numbers, node).check()
             own = [n for n in model.nodes if id(n) in model.seen_nodes and id(n) not in before]
-            check_geometry(node, plan["kernels"][node]["op"], certificate["kernels"][node]["attributes"], own)
+            check_kernel(node, kernel, own)
+            check_geometry(node, kernel, numbers.claims[node]["attributes"], own, whole=whole)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise Wrong(
                 node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
             ) from error
-    check_weighted(plan, model)
-    floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
-    floats |= _looking_up(model, numbers.plan.get("tables", {}))
-    floats |= casts_of_floats(model.nodes, floats)
-    check_ends(numbers, floats)
-    _all_seen(model, floats)
-    check_placement(model)
-    return _summed_up(certificate)
+        checked |= {id(n) for n in own}
+    return checked
 
 
 def _of_another_form(certificate: Mapping[str, Any]) -> Verdict:
@@ -103,11 +132,13 @@ def _of_another_form(certificate: Mapping[str, Any]) -> Verdict:
     proved = [node for node, claim in certificate["kernels"].items() if claim["proved"]]
     form = certificate["form"]
     expect(not proved, "certificate.json", f"the form {form!r} is unknown, and {len(proved)} kernels claim a proof")
-    return _summed_up(certificate)
+    return _summed_up(certificate, states_real_part(certificate))
 
 
 def _quantizers(plan: Mapping[str, Any]) -> None:
-    """Bits, ranges and types of stored tensors fit each other."""
+    """Bits, ranges and types of stored tensors fit each other; what follows enumerates them, and shifts by shifts."""
+    for node, shift in _shifts((*plan["kernels"].items(), *plan["narrowings"].items())):
+        expect(abs(shift) <= LONGEST_SHIFT, node, f"it shifts by {shift}")
     for tensor, q in plan["quantizers"].items():
         (low, high), (least, most) = q["range"], limits(q["dtype"])
         signed = least < 0
@@ -115,11 +146,25 @@ def _quantizers(plan: Mapping[str, Any]) -> None:
         fits = (
             high == top <= most and low in ((-top, -top - 1) if signed else (0, 1)) and low <= q["zero_point"] <= high
         )
+        expect(q["bits"] <= WIDEST, tensor, f"it has {q['bits']} bits; stored tensors have at most {WIDEST}")
         expect(fits, tensor, f"{q['bits']} bits of {q['dtype']} do not hold [{low}, {high}] around {q['zero_point']}")
         expect(np.float32(q["scale"]) == q["scale"] > 0, tensor, f"its scale {q['scale']} is no positive float32")
     for tensor, weight in plan["weights"].items():
         expect(2 <= weight["bits"] <= limits(weight["dtype"])[1].bit_length() + (not weight["dtype"].startswith("u")),
                tensor, f"{weight['dtype']} has no room for {weight['bits']} bits")  # fmt: skip
+
+
+def _shifts(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Every shift in entries of plan.json, with the name of its entry."""
+    pending = [(name, "", content) for name, content in items]
+    while pending:
+        name, key, content = pending.pop()
+        if isinstance(content, Mapping):
+            pending += [(name, str(inner), value) for inner, value in content.items()]
+        elif isinstance(content, list) and (key in SHIFTS or (content and isinstance(content[0], Mapping | list))):
+            pending += [(name, key, value) for value in content]
+        elif key in SHIFTS and isinstance(content, int):
+            yield name, content
 
 
 def _same_kernels(numbers: Numbers) -> None:
@@ -140,13 +185,13 @@ def _same_kernels(numbers: Numbers) -> None:
                "it is neither proved nor has it a reason why not")  # fmt: skip
 
 
-def _summed_up(certificate: Mapping[str, Any]) -> Verdict:
+def _summed_up(certificate: Mapping[str, Any], stated: bool) -> Verdict:
     claims, summary = certificate["kernels"], certificate["summary"]
     proved = sum(bool(c["proved"]) for c in claims.values())
     found = {"kernels": len(claims), "proved": proved, "checked": len(claims) - proved,
              "float_nodes": len(certificate["float_nodes"])}  # fmt: skip
     expect(dict(summary) == found, "certificate.json", f"its summary is {dict(summary)}, its entries give {found}")
-    return Verdict(None, len(claims), proved, found["float_nodes"])
+    return Verdict(None, len(claims), proved, found["float_nodes"], stated)
 
 
 def _looking_up(model: Model, tables: Mapping[str, Any]) -> set[str]:

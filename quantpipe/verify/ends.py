@@ -17,8 +17,14 @@ Array = NDArray[Any]
 OF_SHAPES = frozenset({"Shape", "Size"})
 
 
-def check_ends(numbers: Numbers, floats: set[str]) -> None:
-    """Raise Wrong where a tensor enters or leaves the integer part otherwise than plan.json says."""
+def check_ends(numbers: Numbers, floats: set[str], *, tied: bool) -> None:
+    """Raise Wrong where a tensor enters or leaves the integer part otherwise than plan.json says.
+
+    Args:
+        numbers: what plan.json and the certificate say.
+        floats: names of nodes that belong to no kernel.
+        tied: a real tensor has the name that it has in the certificate; earlier versions do not say so.
+    """
     for tensor in numbers.plan["quantizers"]:
         _named(numbers, tensor)
     made = {(k["result"]["tensor"], k["result"]["form"]) for k in numbers.kernels.values()}
@@ -30,9 +36,10 @@ def check_ends(numbers: Numbers, floats: set[str]) -> None:
             and (tensor, "raw") not in made
             and tensor in numbers.certificate["values"]
         ):
-            _entry(numbers, tensor, floats)
+            _entry(numbers, tensor, floats, tied)
     for value in _read_as_real(numbers, floats):
-        _exit(numbers, value)
+        left = _exit(numbers, value)
+        expect(not tied or left == value, value, f"the tensor {left} leaves the integer part under this name")
 
 
 def _named(numbers: Numbers, tensor: str) -> None:
@@ -46,7 +53,7 @@ def _named(numbers: Numbers, tensor: str) -> None:
         expect(found.tolist() == [zero], tensor, "its zero point in the model differs from plan.json")
 
 
-def _entry(numbers: Numbers, tensor: str, floats: set[str]) -> None:
+def _entry(numbers: Numbers, tensor: str, floats: set[str], tied: bool) -> None:
     """clamp(rint(x / s) + z) of the float tensor of that name, at every step and beyond both ends."""
     model, result = numbers.model, numbers.value(tensor)
     q = numbers.quantizer(tensor)
@@ -58,6 +65,7 @@ def _entry(numbers: Numbers, tensor: str, floats: set[str]) -> None:
     source = model.producer.get(quantize.input[0])
     real = quantize.input[0] in model.inputs or (source is not None and source.name in floats)
     expect(real or model.is_constant(quantize.input[0]), tensor, "it is quantized from non-float values")
+    expect(not tied or quantize.input[0] == tensor, tensor, f"it is quantized from the float tensor {quantize.input[0]}")
     steps = np.arange(low - zero - 2, high - zero + 3, dtype=np.float64)
     near = np.concatenate([steps, steps + 0.49, steps - 0.49, [-1e30, 1e30]])
     points = (near * float(scale)).astype(np.float32).reshape(1, -1)
@@ -96,28 +104,30 @@ def _captured(node: onnx.NodeProto) -> list[str]:
     return found
 
 
-def _exit(numbers: Numbers, value: str) -> None:
-    """Check the real values of one stored tensor, (q - z) · s, or of an accumulator, times its scale.
+def _exit(numbers: Numbers, value: str) -> str:
+    """Check the real values of one stored tensor, (q - z) · s, or of an accumulator, times its scale; return its name.
 
     A fused kernel that gives real numbers is checked with its kernel.
     """
     model = numbers.model
-    names = {v: t for t, v in numbers.certificate["values"].items()}
+    names = {str(v): str(t) for t, v in numbers.certificate["values"].items()}
     handed_on = {k["result"]["tensor"] for k in numbers.kernels.values() if k["result"]["form"] == "raw"}
     if value in handed_on and numbers.form != "integer":
-        return
+        return value
     heads, stops = model.heads(value, model.stops)
     held = [s for s in stops if s in names]
     expect(not heads and len(held) == 1, value, "it leaves the integer part otherwise than by its scale")
     name = names[held[0]]
     if name.endswith(" (accumulator)"):
-        _raw_exit(numbers, value, held[0], name.removesuffix(" (accumulator)"))
-        return
+        name = name.removesuffix(" (accumulator)")
+        _raw_exit(numbers, value, held[0], name)
+        return name
     codes = numbers.codes(name)
     expected = numbers.centred(name).astype(np.float32) * numbers.grid(name)[0]
     found = model.run(value, {held[0]: codes})
     expect(found.dtype == np.float32, value, "it leaves as something else than float32")
     expect_equal(found, expected, codes, value)
+    return name
 
 
 def _raw_exit(numbers: Numbers, value: str, source: str, tensor: str) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
+import stat
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,11 @@ from onnx import numpy_helper
 from quantpipe.errors import ArtifactError
 
 Array = NDArray[Any]
+JSON, MODEL, PAGE = 256 << 20, 2 << 30, 1 << 16
+"""Bytes of a JSON file and of the model that are read at most; a data file is filled up to pages."""
+PARTS = {b"[": 1 << 21, b"{": 1 << 21, b",": 1 << 24}
+"""How often these stand in a JSON file at most: what it takes in memory depends on them."""
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class Wrong(Exception):
@@ -40,7 +49,7 @@ class Folder:
         self.certificate = self._json("certificate.json")
         self.plan = self._json("plan.json")
         try:
-            self.model = onnx.ModelProto.FromString(self._bytes("model.onnx"))
+            self.model = onnx.ModelProto.FromString(self._bytes("model.onnx", MODEL))
         except DecodeError as error:
             raise ArtifactError("it is no ONNX model", stage="verify", where=str(self.place / "model.onnx")) from error
 
@@ -57,7 +66,7 @@ class Folder:
         expect(self._data_names() == set(data), "model.onnx", f"it reads {sorted(self._data_names())}, the "
                f"certificate names {sorted(data)}")  # fmt: skip
         for name, digest in data.items():
-            found = self.digest(name)
+            found = self.digest(name, self._reach(name))
             expect(found == digest, name, f"its digest is {found}, the certificate is about {digest}")
         for name, content in (("plan.json", self.plan), ("certificate.json", self.certificate)):
             self._check_origin(name, content)
@@ -76,29 +85,43 @@ class Folder:
 
     def tensor(self, proto: onnx.TensorProto) -> Array:
         """Return the elements of an initializer, from the model or from the data file beside it."""
+        array = self.elements(proto)
+        return array if array.dtype.kind in "iufb" else np.asarray(array).astype(np.int8)  # packed 4-bit integers
+
+    def elements(self, proto: onnx.TensorProto) -> Array:
+        """Return the elements of an initializer in their own type, also in one that NumPy does not have."""
         if proto.data_location != onnx.TensorProto.EXTERNAL:
-            array = numpy_helper.to_array(proto)
-            return array if array.dtype.kind in "iufb" else np.asarray(array).astype(np.int8)  # packed 4-bit integers
+            return numpy_helper.to_array(proto)
         entries = {e.key: e.value for e in proto.external_data}
         dtype = onnx.helper.tensor_dtype_to_np_dtype(proto.data_type)
-        count = int(np.prod(proto.dims, dtype=np.int64))
         path = self._inside(entries.get("location", ""))
+        begin, count = int(entries.get("offset", 0)), math.prod(proto.dims)
+        size = self._regular(path).st_size
+        if min((begin, *proto.dims), default=0) < 0 or begin + count * dtype.itemsize > size:
+            raise ArtifactError(
+                f"the weights of {proto.name} are not there: bytes {begin} to {begin + count * dtype.itemsize} of a "
+                f"file of {size}", stage="verify", where=str(path))  # fmt: skip
         try:
-            values = (
-                np.memmap(path, dtype, "r", int(entries.get("offset", 0)), (count,)) if count else np.empty(0, dtype)
-            )
+            values = np.memmap(path, dtype, "r", begin, (count,)) if count else np.empty(0, dtype)
         except (OSError, ValueError) as error:
             raise ArtifactError(f"the weights of {proto.name} are not there ({error})", stage="verify",
                                 where=str(path)) from error  # fmt: skip
         return np.asarray(values).reshape(tuple(proto.dims))
 
-    def digest(self, name: str) -> str:
-        """Return `sha256:…` of a file's bytes."""
-        try:
-            with open(self._inside(name), "rb") as file:
-                return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise _unreadable(self.place / name, error) from error
+    def digest(self, name: str, most: int = MODEL) -> str:
+        """Return `sha256:…` of a file's bytes; ArtifactError where it has more than `most`."""
+        with self._opened(name, most) as file:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _reach(self, name: str) -> int:
+        """Bytes of a data file up to which the model reads it, filled up to pages."""
+        most = 0
+        for tensor in self.model.graph.initializer:
+            entries = {e.key: e.value for e in tensor.external_data}
+            if entries.get("location") == name:
+                bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
+                most = max(most, int(entries.get("offset", 0)) + math.prod(tensor.dims) * bits // 8)
+        return most + PAGE
 
     def _data_names(self) -> set[str]:
         tensors = self.model.graph.initializer
@@ -111,9 +134,37 @@ class Folder:
                                 where=str(self.place / "model.onnx"))  # fmt: skip
         return path
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _regular(self, path: Path) -> os.stat_result:
+        """Return what a file is; ArtifactError unless it is a regular file of this folder, or a link to one there."""
         try:
-            content = json.loads(self._bytes(name))
+            found = path.stat()
+            outside = path.is_symlink() and path.resolve().parent != self.place.resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise _unreadable(path, error) from error
+        if outside or not stat.S_ISREG(found.st_mode):
+            what = "a link out of the folder" if outside else _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+            raise ArtifactError(f"it is {what}; verify reads regular files of the folder only", stage="verify",
+                                where=str(path))  # fmt: skip
+        return found
+
+    def _opened(self, name: str, most: int) -> BufferedReader:
+        path = self._inside(name)
+        size = self._regular(path).st_size
+        if size > most:
+            raise ArtifactError(f"it has {size} bytes; verify reads at most {most}", stage="verify", where=str(path))
+        try:
+            return open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def _json(self, name: str) -> dict[str, Any]:
+        data = self._bytes(name, JSON)
+        for part, most in PARTS.items():
+            if data.count(part) > most:
+                raise ArtifactError(f"it has more than {most} times {part.decode()!r}", stage="verify",
+                                    where=str(self.place / name))  # fmt: skip
+        try:
+            content = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ArtifactError(
                 f"it is not whole JSON ({error})", stage="verify", where=str(self.place / name)
@@ -122,17 +173,22 @@ class Folder:
             raise ArtifactError("it holds no JSON object", stage="verify", where=str(self.place / name))
         return content
 
-    def _bytes(self, name: str) -> bytes:
+    def _bytes(self, name: str, most: int) -> bytes:
         try:
-            return (self.place / name).read_bytes()
+            with self._opened(name, most) as file:
+                return file.read(most)
         except OSError as error:
             raise _unreadable(self.place / name, error) from error
 
 
+def data_digest(data: bytes) -> str:
+    """Return `sha256:…` of bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
 def canonical(content: Any) -> str:
     """Return the digest of a JSON value: keys sorted, no blanks, ASCII."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return data_digest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def array_digest(array: Array) -> str:
@@ -149,10 +205,7 @@ def array_digest(array: Array) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-def _unreadable(path: Path, error: OSError) -> ArtifactError:
-    return ArtifactError(
-        f"it cannot be read ({error.strerror or error}); verify needs realize/certificate.json, realize/plan.json and "
-        "realize/model.onnx of a run folder",
-        stage="verify",
-        where=str(path),
-    )
+def _unreadable(path: Path, error: Exception) -> ArtifactError:
+    why = getattr(error, "strerror", None) or error
+    needed = "verify needs realize/certificate.json, realize/plan.json and realize/model.onnx of a run folder"
+    return ArtifactError(f"it cannot be read ({why}); {needed}", stage="verify", where=str(path))

@@ -62,6 +62,8 @@ def _behind(node: onnx.NodeProto, model: Model, entry: Mapping[str, Any]) -> tup
     expect(len(found) == 1, node.name, "it reads no weight in blocks")
     real, channel = found[0], int(entry["channel_axis"])
     model.see(real)
+    known = {a.name for a in real.attribute} <= {"axis", "block_size"}
+    expect(known, real.name, "it has an attribute that no form writes")
     expect(int(attribute(real, "axis", 1)) == 1 - channel, node.name, "its blocks lie along another axis")
     parts = [model.constant(i) for i in real.input]
     scale = _of_blocks(parts[1], channel, node.name).astype(np.float32)

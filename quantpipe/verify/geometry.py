@@ -11,30 +11,41 @@ from typing import Any
 import onnx
 
 from quantpipe.verify.files import expect
+from quantpipe.verify.grammar import COPIED, OWN
 
 WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 """Attributes that every form of an op with windows carries."""
 WINDOWED = frozenset({"Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool"})
 """Ops that have them; an average is written as a convolution."""
+TRANSPOSED = frozenset({"ConvTranspose"})
 
 
-def check_geometry(node: str, op: str, claimed: Mapping[str, Any], written: Iterable[onnx.NodeProto]) -> None:
+def check_geometry(
+    node: str, kernel: Mapping[str, Any], claimed: Mapping[str, Any], written: Iterable[onnx.NodeProto], *, whole: bool
+) -> None:
     """Check the attributes of a kernel's nodes against the certificate.
 
     Args:
         node: the kernel, as errors name it.
-        op: its op.
+        kernel: its entry of plan.json.
         claimed: the attributes that the certificate states.
         written: the model's nodes that the kernel consists of.
+        whole: the certificate states all attributes of ops that are written as themselves; earlier versions do not.
 
     Raises:
         Wrong: where a node differs.
     """
+    op, kind = str(kernel["op"]), str(kernel["kind"])
     for made in written:
         own = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in made.attribute}
+        itself = made.op_type == op and (kind in COPIED or op in TRANSPOSED)
         compared: Iterable[str] = ()
-        if made.op_type in WINDOWED and op in WINDOWED:
-            compared = WINDOW
+        if kind == "device" and made.domain not in OWN and whole:
+            compared = sorted(own)
+        elif itself and whole:
+            compared = sorted({*own, *claimed})
+        elif made.op_type in WINDOWED and op in WINDOWED:
+            compared = (*WINDOW, "group") if "group" in claimed else WINDOW
         elif made.op_type == op and claimed:
             compared = sorted({*own, *claimed})
         for name in compared:

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from quantpipe.verify.additions import Addition, expect_exact
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.fused import Fused, fused
+from quantpipe.verify.grammar import check_kernel
 from quantpipe.verify.moves import Moved
 from quantpipe.verify.numbers import EXACT, along, checked_weight, limits, reach
+from quantpipe.verify.ops import attribute
 from quantpipe.verify.pieces import Pieces
 from quantpipe.verify.programs import expect_program
 from quantpipe.verify.scales import (
@@ -70,6 +72,7 @@ class KernelCheck(Pieces):
         """Nothing is proved; but the model has the plan's table, and makes of drawn rows what the plan's steps make."""
         nodes = self._behind()
         if kind == "program":
+            check_kernel(self.node, self.plan, nodes)  # before anything of the file is run
             expect_program(self.numbers, self.node, self.result, nodes)
         elif kind == "lookup" and self.numbers.form == "integer":
             self._same_table()
@@ -145,8 +148,9 @@ class KernelCheck(Pieces):
         self._operand(found.operands[0], data)
         own = found.operands[1]
         entry = self.numbers.plan["weights"][self.plan["weight"]]
+        outputs = 0 if found.node.op_type in ("Gemm", "QGemm") and attribute(found.node, "transB", 0) else 1
         weight = checked_weight(
-            self.numbers, self.plan["weight"], self.node, None, stored=self.model.constant(own.value)
+            self.numbers, self.plan["weight"], self.node, None, stored=self.model.constant(own.value), outputs=outputs
         )
         expect_same(entry["scale"], own.scale, self.node, "weights' scale")
         zeros = [np.asarray(v, np.int64).reshape(-1).tolist() for v in (entry["zero_point"], own.zero)]

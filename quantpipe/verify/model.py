@@ -159,6 +159,9 @@ class Model:
             raise Wrong(node.name if node is not None else value, "it stands where only element-wise steps belong")
         self.see(node)
         inputs = [self._run(i, done, rows) if i else None for i in node.input]
+        if node.op_type == "Gather":
+            row = self.is_constant(node.input[0]) and self.constant(node.input[0]).ndim == 1
+            expect(row and attribute(node, "axis", 0) == 0, node.name, "it does not look up in a row of numbers")
         if node.op_type == "Clip":
             whole = all(b is None or np.all(b == np.rint(b)) for b in inputs[1:])
             expect(whole, node.name, "it clips between numbers that are not whole")

@@ -96,7 +96,9 @@ def limits(name: str) -> tuple[int, int]:
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | None, *, stored: Array | None) -> Array:
+def checked_weight(
+    numbers: Numbers, name: str, where: str, centred: Array | None, *, stored: Array | None, outputs: int = 1
+) -> Array:
     """Return the integers of a weight less their zero points, int64, in the layout of the float weight.
 
     Args:
@@ -105,6 +107,7 @@ def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | Non
         where: the kernel, as errors name it.
         centred: the integers with the zero points taken off already, or None.
         stored: the integers as they lie in the model, or None.
+        outputs: the axis of a matrix in the model along which the op that reads it has its outputs.
 
     Returns:
         The integers.
@@ -118,17 +121,12 @@ def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | Non
     expect(entry["axis"] in (None, entry["channel_axis"]), name, "its scales do not follow its output channels")
     given = stored if stored is not None else centred
     assert given is not None  # noqa: S101  (one of the two is given)
-    for turned in (False, True):
-        if turned and given.ndim != 2:
-            break
-        array = given.T if turned else given
-        zero = along(np.asarray(entry["zero_point"], np.int64), entry["axis"], array.ndim)
-        if zero.ndim and zero.shape[entry["axis"]] != array.shape[entry["axis"]]:
-            continue
+    array = given.T if given.ndim == 2 and entry["channel_axis"] != outputs else given
+    zero = along(np.asarray(entry["zero_point"], np.int64), entry["axis"], array.ndim)
+    if not zero.ndim or zero.shape[entry["axis"]] == array.shape[entry["axis"]]:
         q = array.astype(np.int64) + (0 if stored is not None else zero)
-        if array_digest(q.astype(storage(entry["dtype"]))) == entry["values"] and np.all(
-            q == q.astype(storage(entry["dtype"]))
-        ):
+        held = q.astype(storage(entry["dtype"]))
+        if array_digest(held) == entry["values"] and np.all(q == held):
             expect_blocks(entry, q, name)
             return np.asarray(q - zero)
     raise Wrong(where, f"its weights are not those that plan.json names ({name})")

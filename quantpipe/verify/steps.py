@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.verify import spec
+from quantpipe.verify.files import expect
 
 Ints = NDArray[np.int64]
 Function = Callable[[Ints], Ints]
@@ -22,6 +23,8 @@ BLOCK = 1 << 16
 """Steps that are held at once."""
 MOST_STEPS = 1 << 22
 """Steps of all channels up to which the certificate counts departures."""
+MOST_LEVELS = 1 << 16
+"""Integers that a result of a requantization may have."""
 THINNED = 256
 """Steps of each channel that are looked at where the ops themselves say that they are the specification's."""
 BY_CHANNEL = ("multiplier", "q31", "left_shift")
@@ -83,6 +86,7 @@ class Narrowing:
         rows = max(np.size(numbers["multiplier"]), len(low))
         self.low, self.high = (np.broadcast_to(np.asarray(v, np.int64), (rows,)).reshape(-1, 1) for v in (low, high))
         least, most = (int(v) for v in numbers["range"])
+        expect(most - least < MOST_LEVELS, "plan.json", f"a result is clamped to {least}, {most}: too many integers")
         self.levels = np.arange(least + 1, most + 1, dtype=np.int64) if levels is None else levels
 
     @cached_property

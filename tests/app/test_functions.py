@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.app.functions import functions_of, load_function
+from quantpipe.app.functions import FOR_DATA, functions_of, load_function
 from quantpipe.app.targets import allowed_packages
 from quantpipe.errors import ConfigError
 
@@ -51,3 +51,45 @@ def test_modules_of_python_itself_are_not_allowed() -> None:
 def test_allowed_packages() -> None:
     assert allowed_packages()[0] == "quantpipe"
     assert "mine" in allowed_packages(["mine"])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "quantpipe.app.apply:run",
+        "quantpipe.app.main:main",
+        "quantpipe.app.functions:load_function",
+        "quantpipe.artifacts.files:write_text",
+        "quantpipe.data.sources.digits:_rows",
+        "quantpipe.data.sources.digits:digits_arrays.__wrapped__",
+        "quantpipe.data:NpzDataset",
+        "quantpipe.passwords:remember",
+        "quantpipe:quantize",
+    ],
+)
+def test_functions_that_are_not_meant_for_data_are_rejected(target: str) -> None:
+    for key in ("dataset.tokenizer", "dataset.target", "dataset.feature", "objective.target"):
+        with pytest.raises(ConfigError) as error:
+            load_function(target, key)
+        assert str(error.value).startswith(key) and "\n" not in str(error.value)
+
+
+def test_every_function_of_quantpipe_but_those_for_data_is_rejected() -> None:
+    import importlib
+    import pkgutil
+
+    import quantpipe
+
+    accepted = set()
+    for module in pkgutil.walk_packages(quantpipe.__path__, "quantpipe."):
+        if module.name.startswith(
+            ("quantpipe.app", "quantpipe.api", "quantpipe.tracking", "quantpipe.data", "quantpipe.metrics")
+        ):
+            for name, found in vars(importlib.import_module(module.name)).items():
+                if callable(found) and not name.startswith("__"):
+                    try:
+                        load_function(f"{module.name}:{name}", "dataset.target")
+                    except ConfigError:
+                        continue
+                    accepted.add(found.__module__)
+    assert accepted == set(FOR_DATA)

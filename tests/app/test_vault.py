@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from quantpipe import passwords
 from quantpipe.app import conceal_passwords as vault
 from quantpipe.app import loader
+from quantpipe.app.configfiles import FileConfigSource
 from quantpipe.app.main import folder_of
 from quantpipe.app.outlets import ConcealingRecord, ConcealingStream
 from quantpipe.errors import ConfigError, QuantpipeError
@@ -150,11 +151,69 @@ HOSTILE = {
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hydra_instantiates_nothing_from_elsewhere(tmp_path: Path, case: str) -> None:
+    """Neither from a file, whose header leads out of its group, nor where the command line names it."""
     touched = tmp_path / "touched"
-    text = "# @package _global_\ndefaults:\n  - mlflow@tracking\n" + HOSTILE[case].format(file=touched)
+    content = HOSTILE[case].format(file=touched)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "own.yaml").write_text("# @package _global_\ndefaults:\n  - mlflow\n" + content)
+    with pytest.raises(ConfigError, match="its header puts it into the package '_global_'"):
+        FileConfigSource("own", f"file://{tmp_path}").load_config("other/own")
+    config = composed(tmp_path, "defaults: [mlflow]\n")
+    OmegaConf.set_struct(config, False)  # type: ignore[arg-type]
+    config = OmegaConf.merge(config, OmegaConf.create(content))
     with pytest.raises(ConfigError, match=r"^(hydra\.[a-z_]+|plugins)"):
-        composed(tmp_path, text)
+        loader._check_hydra(config)  # type: ignore[arg-type]
     assert not touched.exists()
+
+
+@pytest.mark.parametrize("part", ["job_logging", "hydra_logging", "callbacks", "launcher", "sweeper", "job", "runtime"])
+@pytest.mark.parametrize("place", ["tracking", "experiments", ""])
+def test_no_file_sets_what_hydra_runs(place: str, part: str, tmp_path: Path) -> None:
+    """A handler that empties a file, in an option of a group, an experiment, a file at the top."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    handler = {"class": "logging.FileHandler", "filename": str(victim), "mode": "w"}
+    inner = {"version": 1, "handlers": {"x": handler}, "root": {"handlers": ["x"]}}
+    for header in ("# @package hydra\n", "# @package _global_\n"):
+        content = {part: inner} if header.endswith("hydra\n") else {"hydra": {part: inner}}
+        path = tmp_path / place / "own.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(header + OmegaConf.to_yaml(OmegaConf.create(content)))
+        source = FileConfigSource("own", f"file://{tmp_path}")
+        with pytest.raises(ConfigError, match=r"its header puts it|it sets hydra\.") as error:
+            source.load_config(f"{place}/own".lstrip("/"))
+        assert str(path) in str(error.value) and "\n" not in str(error.value)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("hardware", "defaults: [mine]\n", "which hardware files do not take"),
+        ("hardware", "defaults: 5\n", "its defaults are 5"),
+        ("tracking", "defaults: [mlflow@hydra]\n", "other options of tracking"),
+        ("tracking", "defaults: [/hydra/job_logging: default]\n", "other options of tracking"),
+        ("tracking", "defaults: [override /search: greedy]\n", "other options of tracking"),
+        ("experiments", "defaults: [override /hydra/job_logging: none]\n", "options of this program's groups"),
+        ("experiments", "defaults: [tracking@hydra.callbacks: mlflow]\n", "options of this program's groups"),
+        ("experiments", "hydra.job_logging: 3\n", "it sets hydra.job_logging"),
+        ("hydra/job_logging", "version: 1\n", "no file sets what Hydra itself runs"),
+    ],
+)
+def test_defaults_lead_nowhere_else(name: str, content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name / "own.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        FileConfigSource("own", f"file://{tmp_path}").load_config(f"{name}/own")
+
+
+def test_shipped_files_stay_in_their_sections() -> None:
+    for name in ("conf", "experiments"):
+        for path in sorted(folder_of(name).rglob("*.yaml")):
+            group = path.relative_to(folder_of("conf").parent if name == "experiments" else folder_of("conf"))
+            source = FileConfigSource("main", f"file://{path.parents[len(group.parts) - 1]}")
+            assert source.load_config(str(group.with_suffix(""))).config is not None
 
 
 def test_what_hydra_ships_is_composed(tmp_path: Path) -> None:

@@ -172,10 +172,10 @@ def test_a_hardware_file_that_hydra_cannot_read(program: Program) -> None:
     for text, said in (
         (good + "pad:\n\tvalue: zero\n", f"{own}: line "),
         (f"{good}a0: &a0 [1]\n{aliases}", "aliases counted"),
-        ("# @package _global_\n" + good, "hardware: is missing from the configuration"),
+        ("# @package _global_\n" + good, "its header puts it into the package '_global_'"),
         ("# @package\n" + good, "Expected header format"),
-        ("defaults: 5\n" + good, "the configuration cannot be composed"),
-        ("defaults: [mine]\n" + good, "the configuration cannot be composed"),
+        ("defaults: 5\n" + good, "its defaults are 5; legal is a list of options"),
+        ("defaults: [mine]\n" + good, "it has a defaults list, which hardware files do not take"),
     ):
         own.write_text(text)
         assert said in program.bare("--config-dir", str(own.parents[1]), "hardware=mine", "command=check").paragraph
