@@ -43,7 +43,15 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.metrics.reference import outputs_of
-from quantpipe.pipeline.stages import Holdout, RecoverySettings, Searched, annotate, float_pass, realize, recover
+from quantpipe.pipeline.stages import (
+    Holdout,
+    RecoverySettings,
+    SearchedStrategy,
+    annotate,
+    float_pass,
+    realize,
+    recover,
+)
 from quantpipe.plan import NO_OVERRIDES, Problem
 from quantpipe.recover import RecoverOptions, rescale_channels
 from quantpipe.types import HardwareSpec, Profile, Schema, Strategy, Topology
@@ -179,7 +187,7 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, *, 
     options = RecoverOptions(**option("recover/default") | ({"steps": steps, "kl_target": 0} if steps else {}))
     climbed = recover(
         Problem(graph, topology, spec, schema),
-        Searched(work.strategy, profile=work.profile),
+        SearchedStrategy(work.strategy, profile=work.profile),
         splits.calibrate,
         Holdout(splits.search),
         settings=RecoverySettings(options, MEMORY_MB, seed, MSE()),

@@ -26,7 +26,7 @@ from quantpipe.calibrate.estimators import MSE
 from quantpipe.graph.execute import Session
 from quantpipe.metrics.outputs import log_probabilities
 from quantpipe.metrics.reference import outputs_of
-from quantpipe.pipeline.stages import Holdout, RecoverySettings, Searched, realize, recover
+from quantpipe.pipeline.stages import Holdout, RecoverySettings, SearchedStrategy, realize, recover
 from quantpipe.plan import Problem
 from quantpipe.recover import RecoverOptions, rescale_channels
 
@@ -38,7 +38,7 @@ def one(model: str, setting: str, split: int, seed: int, *, steps: list[Any]) ->
     network = (work.graph, work.topology)
     climbed = recover(
         Problem(*network, work.spec, work.schema),
-        Searched(work.strategy, profile=work.profile),
+        SearchedStrategy(work.strategy, profile=work.profile),
         work.splits.calibrate,
         Holdout(work.splits.search),
         settings=RecoverySettings(

@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
+from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind, constraints_of, read_constraints
 from quantpipe.annotate.conversions import fewest_conversions, may_move
 from quantpipe.annotate.real_sums import may_be_real, real_sums
 from quantpipe.annotate.tail import ALWAYS, AUTO, NEVER, tail_of
@@ -231,7 +231,7 @@ def decide(
 
 def _held(graph: Graph, options: AnnotateOptions) -> frozenset[str]:
     """Tensors whose scale is known beforehand: by a statement, or as the file is quantized already."""
-    kinds = (Kind.UNIFORM, Kind.CALIBRATED)
+    kinds = (ConstraintKind.UNIFORM, ConstraintKind.CALIBRATED)
     stated = {t for t, constraint in tensor_constraints(graph, options).items() if constraint.kind in kinds}
     return frozenset(stated | set(graph.imported.kept_tensors if graph.imported is not None else ()))
 
@@ -308,7 +308,7 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, Reason]:
         }
         kept = others | kept
     for tensor, constraint in tensor_constraints(graph, options).items():
-        if constraint.kind is Kind.NONE:
+        if constraint.kind is ConstraintKind.NONE:
             around = [n for n, _ in graph.consumers.get(tensor, ())]
             around += [graph.producers[tensor]] if tensor in graph.producers else []
             kept |= {n.name: _kept_by(f"{WHERE} ({tensor} is real)") for n in around}

@@ -23,7 +23,7 @@ from quantpipe.types import DType
 WHERE = "annotate.constraints"
 
 
-class Kind(StrEnum):
+class ConstraintKind(StrEnum):
     """Name what a statement gives: scale and zero point, a range, the least bits, or that the tensor stays real."""
 
     UNIFORM = "uniform"
@@ -33,10 +33,10 @@ class Kind(StrEnum):
 
 
 FIELDS = {
-    Kind.UNIFORM: ("scale", "zero_point", "dtype"),
-    Kind.CALIBRATED: ("min", "max"),
-    Kind.ANY: ("bits",),
-    Kind.NONE: (),
+    ConstraintKind.UNIFORM: ("scale", "zero_point", "dtype"),
+    ConstraintKind.CALIBRATED: ("min", "max"),
+    ConstraintKind.ANY: ("bits",),
+    ConstraintKind.NONE: (),
 }
 
 
@@ -44,7 +44,7 @@ FIELDS = {
 class Constraint:
     """One statement; the fields that its kind has are set. A weight may have several scales, one per channel."""
 
-    kind: Kind
+    kind: ConstraintKind
     pattern: str
     scales: tuple[float, ...] = (1.0,)
     zeros: tuple[int, ...] = (0,)
@@ -103,18 +103,18 @@ def constraints_of(constraints: Iterable[Constraint], tensors: Iterable[str]) ->
 def _read(pattern: str, value: Any) -> Constraint:
     plain = {"kind": value} if isinstance(value, str) else value
     if not isinstance(plain, Mapping) or "kind" not in plain:
-        raise _error(pattern, f"is {value!r}; legal: none, or a mapping with kind: {', '.join(Kind)}")
+        raise _error(pattern, f"is {value!r}; legal: none, or a mapping with kind: {', '.join(ConstraintKind)}")
     try:
-        kind = Kind(str(plain["kind"]))
+        kind = ConstraintKind(str(plain["kind"]))
     except ValueError:
-        near = nearest(str(plain["kind"]), [k.value for k in Kind])
-        text = f"kind is {plain['kind']!r}{near}; legal are {', '.join(Kind)}"
+        near = nearest(str(plain["kind"]), [k.value for k in ConstraintKind])
+        text = f"kind is {plain['kind']!r}{near}; legal are {', '.join(ConstraintKind)}"
         raise _error(pattern, text) from None
     fields = FIELDS[kind]
     if set(plain) - {"kind"} != set(fields):
         raise _error(pattern, f"of kind {kind} takes {', '.join(fields) or 'nothing more'}; found {dict(plain)!r}")
     match kind:
-        case Kind.UNIFORM:
+        case ConstraintKind.UNIFORM:
             return Constraint(
                 kind,
                 pattern,
@@ -122,12 +122,12 @@ def _read(pattern: str, value: Any) -> Constraint:
                 zeros=tuple(int(z) for z in _numbers(pattern, plain, "zero_point")),
                 dtype=_dtype(pattern, plain["dtype"]),
             )
-        case Kind.CALIBRATED:
+        case ConstraintKind.CALIBRATED:
             low, high = _number(pattern, plain, "min"), _number(pattern, plain, "max")
             if low > 0 or high < 0 or low == high:
                 raise _error(pattern, f"has the range [{low}, {high}]; it must hold 0 and more than that")
             return Constraint(kind, pattern, low=low, high=high)
-        case Kind.ANY:
+        case ConstraintKind.ANY:
             bits = plain["bits"]
             if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
                 raise _error(pattern, f"bits is {bits!r}; legal are 2 to 16")

@@ -19,8 +19,8 @@ from quantpipe.types import (
     DType,
     GivenWeight,
     Granularity,
-    Grid,
     HardwareSpec,
+    ImportedGrid,
     PowerOfTwo,
     Range,
     Schema,
@@ -44,7 +44,7 @@ class FittedWeight:
     change: str = ""
 
 
-def fitted_range(grid: Grid, dtype: DType, schema: Schema, most: int) -> tuple[FixedRange, str]:
+def fitted_range(grid: ImportedGrid, dtype: DType, schema: Schema, most: int) -> tuple[FixedRange, str]:
     """Return the range of a tensor that gives its grid, or the one it covers, and what has to change.
 
     Args:
@@ -76,7 +76,7 @@ def fitted_range(grid: Grid, dtype: DType, schema: Schema, most: int) -> tuple[F
     return near or (FixedRange(hull, bits, GIVEN, yields=True), _why(grid, how, bits))
 
 
-def _hull(grid: Grid) -> Range:
+def _hull(grid: ImportedGrid) -> Range:
     low, high = ((end - grid.zero) * grid.scale.astype(np.float64) for end in (grid.low, grid.high))
     return Range(min(0.0, float(np.min(low))), max(0.0, float(np.max(high))))
 
@@ -91,7 +91,7 @@ def _candidates(scale: float, ends: tuple[int, int], bits: int) -> Iterable[Rang
     yield Range(-(half - 1) * scale, (half - 1) * scale)
 
 
-def _why(grid: Grid, how: TensorSchema, bits: int) -> str:
+def _why(grid: ImportedGrid, how: TensorSchema, bits: int) -> str:
     """Why a schema cannot have a grid, the first of what is in its way."""
     if bits < grid.bits:
         return f"{grid.bits} bits, and it has {bits} here"
@@ -175,7 +175,7 @@ def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, *, most: int, h
 
 
 def given_thresholds(
-    scale: NDArray[np.float64], zero: NDArray[np.int64], grid: Grid, *, bits: int, how: TensorSchema
+    scale: NDArray[np.float64], zero: NDArray[np.int64], grid: ImportedGrid, *, bits: int, how: TensorSchema
 ) -> NDArray[np.float64]:
     """Return what a strategy has to say of a weight so that exactly these scales follow.
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantpipe.annotate.constraints import WHERE, Constraint, Kind
+from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.annotate.given import FittedWeight, fitted_weight
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.plan.given_blocks import given_blocks
-from quantpipe.types import DType, GivenWeight, Grid, HardwareSpec, Schema, WeightSite
+from quantpipe.types import DType, GivenWeight, HardwareSpec, ImportedGrid, Schema, WeightSite
 
 
 def settled(
@@ -32,7 +32,7 @@ def settled(
     Raises:
         ConfigError: for stated scales that the device cannot have.
     """
-    if stated is not None and stated.kind is Kind.UNIFORM:
+    if stated is not None and stated.kind is ConstraintKind.UNIFORM:
         found = fitted_weight(_stated(site, stated, graph), site.channel_axis, site.dtype, spec=spec, schema=schema)
         if found.thresholds is None or found.change:
             raise ConfigError(
@@ -84,7 +84,9 @@ def _stated(site: WeightSite, stated: Constraint, graph: Graph) -> GivenWeight:
     several = len(scales) > 1
     scale, zero = (scale, np.broadcast_to(zero, len(scales))) if several else (scale[0], zero[0])
     low = kind.qmin + int(kind.signed and bool(np.all(zero == 0)))
-    grid = Grid(np.asarray(scale), np.asarray(zero), kind, low, kind.qmax, site.channel_axis if several else None)
+    grid = ImportedGrid(
+        np.asarray(scale), np.asarray(zero), kind, low, kind.qmax, site.channel_axis if several else None
+    )
     values = np.full(shape, low, kind.numpy)  # both ends must fit
     values.flat[-1] = kind.qmax
     return GivenWeight(site.tensor, values, grid)

@@ -32,7 +32,7 @@ from quantpipe.types import (
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedGroups:
     """Hold scale groups in order of their first tensor, and the kernels with rescaled operands marked."""
 
     groups: tuple[ScaleGroup, ...]
@@ -48,7 +48,7 @@ def scale_groups(
     edges: Sequence[Edge],
     pins: Mapping[str, FixedRange] = MappingProxyType({}),
     least: Mapping[str, int] = MappingProxyType({}),
-) -> Solved:
+) -> SolvedGroups:
     """Solve the same-scale constraints.
 
     Where an op would tie two tensors of different pins, the pin of the result holds (or, when it has none, the one that
@@ -137,7 +137,7 @@ def scale_groups(
                 min(widest, spec.activations.raise_to) if pin is None else 0,
             )
         )
-    return Solved(tuple(groups), tuple(solved))
+    return SolvedGroups(tuple(groups), tuple(solved))
 
 
 def _met(own: FixedRange | None, common: FixedRange | None) -> FixedRange | None:

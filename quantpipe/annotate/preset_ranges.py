@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quantpipe import intmath
-from quantpipe.annotate.constraints import WHERE, Constraint, Kind
+from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.annotate.fixed_range import FUNCTION, SCALE, FixedRange
 from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
@@ -62,9 +62,9 @@ def pins_of(
         given = graph.imported.kept_tensors.get(tensor) if graph.imported is not None else None
         if given is not None and constraint is None and not formed:
             found[tensor], _ = fitted_range(given.grid, dtype, schema, spec.activations.bits)
-        if constraint is not None and constraint.kind is Kind.CALIBRATED:
+        if constraint is not None and constraint.kind is ConstraintKind.CALIBRATED:
             found[tensor] = FixedRange(Range(constraint.low, constraint.high), None, WHERE)
-        elif constraint is not None and constraint.kind is Kind.UNIFORM:
+        elif constraint is not None and constraint.kind is ConstraintKind.UNIFORM:
             found[tensor] = _uniform(tensor, constraint, dtype, schema)
     return found
 

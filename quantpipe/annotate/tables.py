@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from quantpipe.annotate.constraints import WHERE, Constraint, Kind
+from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.graph.view import Graph, Node
@@ -165,9 +165,9 @@ def _bits(tensor: str, limits: TableLimits, stated: Constraint | None, spec: Har
     """The widths that a statement leaves; none where the table is to stay real."""
     if stated is None:
         return limits.bits
-    if stated.kind is Kind.NONE:
+    if stated.kind is ConstraintKind.NONE:
         return ()
-    if stated.kind is not Kind.ANY:
+    if stated.kind is not ConstraintKind.ANY:
         raise ConfigError(
             f"{tensor!r} is a table of which rows are looked up, and its scales follow from its rows; legal are "
             "{kind: any, bits: N} and none",

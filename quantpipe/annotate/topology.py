@@ -13,7 +13,7 @@ from functools import partial
 
 from quantpipe.annotate.bits import bounded_group, bounded_weight, ends_of, limited
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
-from quantpipe.annotate.constraints import Kind
+from quantpipe.annotate.constraints import ConstraintKind
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.half import half_nodes
@@ -86,7 +86,7 @@ def analyze(
     draft.dtypes.update(loops.dtypes)
     held = {t.tensor for t in tables} | {e.tensor for e in inside}
     refuse_unreached(graph, kernels, {*draft.dtypes, *held}, reasons, constraints=constraints)
-    least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
+    least = {t: c.bits for t, c in constraints.items() if c.kind is ConstraintKind.ANY}
     pins = pins_of(
         graph,
         kernels,

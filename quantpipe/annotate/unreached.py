@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from quantpipe.annotate.constraints import WHERE, Constraint, Kind
+from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.types import Form, Kernel, Reason
@@ -33,11 +33,11 @@ def refuse_unreached(
     weights = {k.weight for k in kernels if k.weight is not None}
     named: dict[str, list[str]] = {}
     for tensor, constraint in constraints.items():
-        if constraint.kind is not Kind.NONE:
+        if constraint.kind is not ConstraintKind.NONE:
             named.setdefault(constraint.pattern, []).append(tensor)
     for pattern, tensors in sorted(named.items()):
         kind = constraints[tensors[0]].kind
-        reached = {*stored, *weights} if kind in (Kind.ANY, Kind.UNIFORM) else set(stored)
+        reached = {*stored, *weights} if kind in (ConstraintKind.ANY, ConstraintKind.UNIFORM) else set(stored)
         if reached.isdisjoint(tensors):
             what = _what(graph, kernels, reasons, tensors[0])
             raise ConfigError(f"the constraint of {pattern!r} cannot hold: {tensors[0]} {what}", where=WHERE)

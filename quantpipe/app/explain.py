@@ -14,7 +14,7 @@ from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
 from quantpipe.errors import ArtifactError, ConfigError
-from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 from quantpipe.version import __version__
@@ -84,14 +84,14 @@ def settings_of_run(
         ) from error  # fmt: skip
 
 
-def shipped() -> Shipped:
+def shipped() -> ShippedOptions:
     """Return the options that are tried for the whole run."""
     thresholds = {}
     for name in THRESHOLDS:
         found = compose.option("threshold", name)
         estimator = make(found["activations"], f"threshold={name}")
         thresholds[name] = (estimator, found["weights"]["method"])
-    return Shipped(thresholds, recover_options(compose.option("recover", "default")))
+    return ShippedOptions(thresholds, recover_options(compose.option("recover", "default")))
 
 
 def _refuse_other_version(report: Mapping[str, Any], path: Path) -> None:

@@ -31,7 +31,7 @@ RECORD = ".commit.json"
 """The commit record of the unit that is being put in place below a folder."""
 
 
-class Unit:
+class ArtifactUnit:
     """Files at or below `folder` that are written together, when the `with` block ends; none if it raises.
 
     A unit of one file needs no record: one rename puts it in place. Raises StorageError, with the old files
@@ -117,7 +117,7 @@ class Unit:
     def _write_record(self) -> None:
         moves = [[self._relative(temp), self._relative(target)] for target, temp in self._staged.items()]
         body = {"put": moves, "remove": [self._relative(path) for path in self._removed]}
-        with Unit(self._folder) as record:
+        with ArtifactUnit(self._folder) as record:
             record.bytes(self._folder / RECORD, dumped(body | {"digest": digest_json(body)}))
 
     def _relative(self, path: Path) -> str:

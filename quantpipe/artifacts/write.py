@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.artifacts.encode import side_bytes, side_file
 from quantpipe.artifacts.origin import Origin
-from quantpipe.artifacts.unit import Unit
+from quantpipe.artifacts.unit import ArtifactUnit
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview, origin: Origin | None = None) -> None:
@@ -33,7 +33,7 @@ def write_pieces(
 
     The pieces come one after the other, and are hashed on the way.
     """
-    with Unit(Path(path).parent) as unit:
+    with ArtifactUnit(Path(path).parent) as unit:
         unit.pieces(Path(path), pieces, origin)
 
 
@@ -44,7 +44,7 @@ def write_origin(path: str | os.PathLike[str], origin: Origin, content: str | No
 
 def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any], origin: Origin) -> None:
     """Write a JSON object, with its origin under the key `origin` (which `payload` must not use)."""
-    with Unit(Path(path).parent) as unit:
+    with ArtifactUnit(Path(path).parent) as unit:
         unit.json(Path(path), payload, origin)
 
 
@@ -53,7 +53,7 @@ def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment:
 
     `comment` opens a comment line: `#`, `//`, or `<!--` for HTML. Raises StorageError where the file cannot be written.
     """
-    with Unit(Path(path).parent) as unit:
+    with ArtifactUnit(Path(path).parent) as unit:
         unit.text(Path(path), text, origin, comment)
 
 
@@ -62,5 +62,5 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], 
 
     Raises StorageError where the file cannot be written.
     """
-    with Unit(Path(path).parent) as unit:
+    with ArtifactUnit(Path(path).parent) as unit:
         unit.npz(Path(path), arrays, origin)

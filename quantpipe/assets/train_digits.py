@@ -37,7 +37,7 @@ OPSET = 17
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConvBlock:
     """Conv and BatchNormalization, then an optional addition of an earlier layer's output, then `act`."""
 
     name: str
@@ -51,15 +51,15 @@ class Layer:
 
 
 LAYERS = (
-    Layer("stem", 1, 16, act="Relu6"),
-    Layer("block1.depthwise", 16, 16, groups=16, act="Relu6"),
-    Layer("block1.pointwise", 16, 32, kernel=1, act="Relu6"),
-    Layer("block2.depthwise", 32, 32, groups=32),
-    Layer("block2.pointwise", 32, 32, kernel=1, add="block1.pointwise"),
-    Layer("block3.depthwise", 32, 32, stride=2, groups=32),
-    Layer("block3.pointwise", 32, 64, kernel=1, act="Relu6"),
-    Layer("block4.depthwise", 64, 64, groups=64),
-    Layer("block4.pointwise", 64, 64, kernel=1, add="block3.pointwise"),
+    ConvBlock("stem", 1, 16, act="Relu6"),
+    ConvBlock("block1.depthwise", 16, 16, groups=16, act="Relu6"),
+    ConvBlock("block1.pointwise", 16, 32, kernel=1, act="Relu6"),
+    ConvBlock("block2.depthwise", 32, 32, groups=32),
+    ConvBlock("block2.pointwise", 32, 32, kernel=1, add="block1.pointwise"),
+    ConvBlock("block3.depthwise", 32, 32, stride=2, groups=32),
+    ConvBlock("block3.pointwise", 32, 64, kernel=1, act="Relu6"),
+    ConvBlock("block4.depthwise", 64, 64, groups=64),
+    ConvBlock("block4.pointwise", 64, 64, kernel=1, add="block3.pointwise"),
 )
 
 # Relu(a x) = a Relu(x) for a > 0: a depthwise layer's output may grow where the pointwise layer behind it shrinks.

@@ -17,7 +17,7 @@ from quantpipe.types import TensorStats
 
 
 @dataclass
-class Moments:
+class StreamMoments:
     """Count, mean and sum of squared deviations of a stream, float64 (Chan, Golub, LeVeque 1979)."""
 
     count: int = 0
@@ -30,9 +30,9 @@ class Moments:
         mean = float(deviations.sum()) / values.size
         deviations -= mean
         # einsum, not dot: BLAS would start threads for every chunk.
-        self.merge(Moments(values.size, mean, float(np.einsum("i,i->", deviations, deviations))))
+        self.merge(StreamMoments(values.size, mean, float(np.einsum("i,i->", deviations, deviations))))
 
-    def merge(self, other: Moments) -> None:
+    def merge(self, other: StreamMoments) -> None:
         """Include another stream: M2 = M2a + M2b + d²·na·nb/(na + nb), d the difference of the means."""
         total = self.count + other.count
         if total == 0:
@@ -58,7 +58,7 @@ class StatsCollector:
         self.nonfinite = 0
         self.first_nonfinite: int | None = None
         self.extremes = Extremes()
-        self.moments = Moments()
+        self.moments = StreamMoments()
         self.histogram = SignedHistogram()
         self.channels = None if channel_axis is None else ChannelCollector(channel_axis)
 
@@ -149,7 +149,7 @@ class StatsCollector:
         """Become what `state` was taken from."""
         mean, squares, limit = state["moments"].tolist()
         self.extremes.restore(state)
-        self.moments = Moments(int(state["count"][0]), mean, squares)
+        self.moments = StreamMoments(int(state["count"][0]), mean, squares)
         self.histogram.counts = np.asarray(state["counts"], np.int64)
         self.histogram.limit = None if np.isnan(limit) else limit
         if self.channels is not None and "channels" in state:

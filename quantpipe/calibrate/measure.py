@@ -50,7 +50,7 @@ class Checkpoint(Protocol):
         """Keep the state, so that an interrupted measurement can go on."""
 
 
-class NoCheckpoint:
+class NoMeasurementCheckpoint:
     """Keep no state: an interrupted measurement begins again."""
 
     def read(self) -> State | None:
@@ -99,7 +99,9 @@ def measure(
     by_channel = detail.by_channel
     reduced = [t for t in tensors if detail.extremes_only and t not in by_channel]
     passes = plan_passes(graph, tensors, memory_mb, reduced)
-    work = Measurement(graph, samples, passes, detail, progress=progress, checkpoint=checkpoint or NoCheckpoint())
+    work = Measurement(
+        graph, samples, passes, detail, progress=progress, checkpoint=checkpoint or NoMeasurementCheckpoint()
+    )
     work.run()
     timed = detail.timed
     seconds = float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS) if timed else 0.0

@@ -35,7 +35,7 @@ LARGE_THRESHOLD = 0.1
 """A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
 
 
-class Verdict(StrEnum):
+class DeviceVerdict(StrEnum):
     """Name whether a model fits a device, falls back to float in part, or cannot run."""
 
     FITS = "fits"
@@ -43,7 +43,11 @@ class Verdict(StrEnum):
     CANNOT_RUN = "cannot_run"
 
 
-EXIT_CODES: Mapping[Verdict, int] = {Verdict.FITS: 0, Verdict.FALLS_BACK: 3, Verdict.CANNOT_RUN: 2}
+EXIT_CODES: Mapping[DeviceVerdict, int] = {
+    DeviceVerdict.FITS: 0,
+    DeviceVerdict.FALLS_BACK: 3,
+    DeviceVerdict.CANNOT_RUN: 2,
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Fit:
     model: str
     hardware: str
     schema: str
-    verdict: Verdict
+    verdict: DeviceVerdict
     nodes: int
     integer_nodes: int
     mac_share: float
@@ -235,12 +239,12 @@ def _uncounted(graph: Graph) -> list[str]:
 
 def _verdict(
     topology: Topology, refused: tuple[Refused, ...], sums: tuple[Accumulation, ...], spec: HardwareSpec
-) -> Verdict:
+) -> DeviceVerdict:
     """Return the verdict: a device that never overflows rejects risky sums; others run them, wrongly."""
     if not (topology.kernels or topology.weighted) or (refused and spec.float_on is FloatOn.NONE):
-        return Verdict.CANNOT_RUN
+        return DeviceVerdict.CANNOT_RUN
     # Of a product of two activations no overflow is simulated, so a plan that could reach one is refused.
     over = [topology.kernel_of[a.node] for a in sums if a.overflows]
     if any(k.weight is None or widest_accumulator(topology, spec, k.node).overflow is Overflow.NEVER for k in over):
-        return Verdict.CANNOT_RUN
-    return Verdict.FALLS_BACK if refused else Verdict.FITS
+        return DeviceVerdict.CANNOT_RUN
+    return DeviceVerdict.FALLS_BACK if refused else DeviceVerdict.FITS

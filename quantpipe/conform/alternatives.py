@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quantpipe.conform.describe import Change, Described
 from quantpipe.conform.faults import NONE, Fault
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.hardware.reader import LEAST_MULTIPLIER, ROUNDINGS
 from quantpipe.types import (
     MULTIPLIER_BITS,
@@ -50,7 +50,7 @@ class Alternative:
 
     field: str
     value: str
-    site: Site
+    site: RepeatedKernel
     fault: Fault = NONE
     change: Change | None = None
 
@@ -84,7 +84,7 @@ def changes(kernel: Kernel) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "isa", str(isa), {"isa": str(isa)}
 
 
-def alternatives(described: Described, made: Site) -> Iterator[Alternative]:
+def alternatives(described: Described, made: RepeatedKernel) -> Iterator[Alternative]:
     """Yield every way in which a kernel, or what narrows its accumulator, may depart, the likeliest first."""
     kernel, narrows = made.kernel, made.narrows
     own = described.site(kernel, {}, narrows=narrows)
@@ -103,7 +103,7 @@ def alternatives(described: Described, made: Site) -> Iterator[Alternative]:
     yield from _mistakes(own)
 
 
-def _widths(described: Described, own: Site) -> Iterator[Alternative]:
+def _widths(described: Described, own: RepeatedKernel) -> Iterator[Alternative]:
     """Yield the kernel with a fixed-point multiplier of other widths."""
     output = own.output
     if output is None or output.fixed is None or output.rounding not in ROUNDINGS[RequantizeKind.FIXED_POINT]:
@@ -116,7 +116,7 @@ def _widths(described: Described, own: Site) -> Iterator[Alternative]:
             yield Alternative("requantize.multiplier_bits", str(bits), site, change=change)
 
 
-def _mistakes(own: Site) -> Iterator[Alternative]:
+def _mistakes(own: RepeatedKernel) -> Iterator[Alternative]:
     """Return the common mistakes of hardware and simulators that no hardware file describes."""
     rank = len(own.net.graph.shapes[own.node.outputs[0]]) - 2
     if own.narrows:

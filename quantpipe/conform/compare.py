@@ -14,7 +14,7 @@ from quantpipe.conform.alternatives import Alternative, alternatives
 from quantpipe.conform.describe import Described
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.entering import entering_alternatives
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.types import DumpedRow, DumpedSet, ExplanationRow
 
@@ -38,7 +38,7 @@ def compare_dump(vectors: VectorSet, described: Described, dump: Dump) -> Dumped
     explained = 0
     for tensor, found in dump.tensors.items():
         row = _row(vectors, tensor, golden[tensor].astype(np.int64), found)
-        site = Site.making(vectors.network, tensor)
+        site = RepeatedKernel.making(vectors.network, tensor)
         if site is not None:
             row["node"], row["op"] = site.kernel.node, site.kernel.op
         touched = row["differing"] > 0 or (site is not None and _fed_otherwise(site, golden, given))
@@ -67,7 +67,7 @@ def _filled(vectors: VectorSet, golden: Mapping[str, Array], dump: Dump) -> dict
     given: dict[str, Array] = {}
     for tensor, expected in golden.items():
         found = dump.tensors.get(tensor)
-        site = Site.making(vectors.network, tensor) if found is None else None
+        site = RepeatedKernel.making(vectors.network, tensor) if found is None else None
         if site is not None and _fed_otherwise(site, golden, given):
             found = site.result(given)
         given[tensor] = expected if found is None else found
@@ -103,11 +103,11 @@ def _first_place(steps: Array) -> list[int] | None:
     return [int(p) for p in places[0]] if len(places) else None
 
 
-def _fed_otherwise(site: Site, golden: Mapping[str, Array], found: Mapping[str, Array]) -> bool:
+def _fed_otherwise(site: RepeatedKernel, golden: Mapping[str, Array], found: Mapping[str, Array]) -> bool:
     return any(o in found and not np.array_equal(found[o], golden[o]) for o in site.operands)
 
 
-def _differing_own(site: Site, given: Mapping[str, Array], found: Array) -> int | None:
+def _differing_own(site: RepeatedKernel, given: Mapping[str, Array], found: Array) -> int | None:
     if any(o not in given for o in site.operands):
         return None
     expected = site.result(given)
@@ -118,7 +118,7 @@ def _explained(
     vectors: VectorSet, described: Described, tensor: str, *, given: Mapping[str, Array], found: Array
 ) -> list[ExplanationRow]:
     """Return explanations of the device's numbers, best first, that remove at least half of the differences."""
-    site = Site.making(vectors.network, tensor)
+    site = RepeatedKernel.making(vectors.network, tensor)
     if site is None:
         tried = entering_alternatives(vectors.network, tensor, vectors.inputs)
         scored = [(name, value, int(np.count_nonzero(q[: len(found)] != found))) for name, value, q in tried]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.network import Network
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.view import Graph
@@ -42,7 +42,7 @@ class Described:
         plan = Problem(self.graph, self.topology, spec, self.schema).plan(self.strategy, self.overrides)
         return Network(self.graph, self.topology, plan)
 
-    def site(self, kernel: Kernel, change: Change, *, narrows: bool = False) -> Site | None:
+    def site(self, kernel: Kernel, change: Change, *, narrows: bool = False) -> RepeatedKernel | None:
         """Return one kernel under a changed hardware file; None if no such file is legal, or if it changes nothing.
 
         Inputs of the kernel stay unchanged: the same scales, zero points and integer weights. `narrows` selects the
@@ -53,7 +53,7 @@ class Described:
         if own is None or other is None or not _same_storage(own, other, kernel):
             return None
         numbers = other.narrowings[kernel.output] if narrows else other.kernels[kernel.node]
-        return Site(Network(self.graph, self.topology, other), kernel, numbers)
+        return RepeatedKernel(Network(self.graph, self.topology, other), kernel, numbers)
 
     def legal(self, change: Change) -> HardwareSpec | None:
         """Return the changed hardware file; None where it would be rejected."""

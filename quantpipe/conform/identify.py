@@ -21,7 +21,7 @@ from quantpipe.conform.alternatives import ALL_WIDTHS, WIDTHS, limits, narrowing
 from quantpipe.conform.describe import Change
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.faults import Fault
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.probes import Probe
 from quantpipe.types import MULTIPLIER_BITS, Form, HardwareSpec, IdentifiedField, Isa, RequantizeKind, Unify
 
@@ -31,7 +31,7 @@ WIDTH = ", multiplier_bits "
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class FieldValue:
     """Hold one value of a field: the file's entry for it, and a kernel fault that no plan has."""
 
     label: str
@@ -61,7 +61,7 @@ class Held:
         """Return the variable of how its op narrows."""
         return f"requantize of {self.probe.kernel.op}"
 
-    def predicted(self, values: Sequence[Value]) -> Array | None:
+    def predicted(self, values: Sequence[FieldValue]) -> Array | None:
         """Return the device's result for some values of fields; None where no such file is legal."""
         change: dict[str, Any] = {}
         fault: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class Held:
         kernel = self.probe.kernel
         if kernel.form is Form.RAW:  # its accumulator is handed on, and narrowed for those who read it so
             return self._narrowed(change, fault)
-        site: Site | None = self.probe.described.site(kernel, change)
+        site: RepeatedKernel | None = self.probe.described.site(kernel, change)
         return None if site is None else site.result(self.given, fault)
 
     def _narrowed(self, change: Change, fault: Fault) -> Array | None:
@@ -93,26 +93,26 @@ class Held:
         return None if acc is None else second.result({second.operands[0]: acc}, fault)
 
 
-def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[Value]]:
+def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[FieldValue]]:
     """Return the fields that may differ on the probed ops, each with its values, the file's own value first."""
-    found: dict[str, list[Value]] = {f"requantize of {op}": [Value("as in the file"), *_ways()] for op in ops}
+    found: dict[str, list[FieldValue]] = {f"requantize of {op}": [FieldValue("as in the file"), *_ways()] for op in ops}
     own = spec.accumulator
-    found["accumulator"] = [Value(f"{own.label}, overflow {own.overflow}")]
+    found["accumulator"] = [FieldValue(f"{own.label}, overflow {own.overflow}")]
     for limit in limits():
         if (limit.label, limit.overflow) != (own.label, own.overflow):
-            found["accumulator"].append(Value(f"{limit.label}, overflow {limit.overflow}", fault={"limit": limit}))
+            found["accumulator"].append(FieldValue(f"{limit.label}, overflow {limit.overflow}", fault={"limit": limit}))
     for name, kind, mine in (("unify", Unify, spec.unify), ("isa", Isa, spec.isa)):
-        found[name] = [Value(str(mine)), *(Value(str(v), {name: str(v)}) for v in kind if v is not mine)]
-    found["pad.value"] = [Value("zero_point"), Value("zero", fault={"pads_zero": True})]
-    found["narrowing"] = [Value("saturate"), Value("wrap", fault={"wraps": True})]
+        found[name] = [FieldValue(str(mine)), *(FieldValue(str(v), {name: str(v)}) for v in kind if v is not mine)]
+    found["pad.value"] = [FieldValue("zero_point"), FieldValue("zero", fault={"pads_zero": True})]
+    found["narrowing"] = [FieldValue("saturate"), FieldValue("wrap", fault={"wraps": True})]
     return found
 
 
-def _ways(widths: Sequence[int] = WIDTHS) -> Iterator[Value]:
+def _ways(widths: Sequence[int] = WIDTHS) -> Iterator[FieldValue]:
     for how in narrowings(widths):
         free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
         width = f"{WIDTH}{how['multiplier_bits']}" if "multiplier_bits" in how else ""
-        yield Value(f"{how['kind']}, rounding {how['rounding']}{width}", {"requantize": how, **free})
+        yield FieldValue(f"{how['kind']}, rounding {how['rounding']}{width}", {"requantize": how, **free})
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +140,10 @@ def identify(spec: HardwareSpec, held: Sequence[Held]) -> Identified:
     return Identified(fields, unexplained)
 
 
-Known = Mapping[str, Sequence[Value]]
+Known = Mapping[str, Sequence[FieldValue]]
 
 
-def _left(asked: Sequence[tuple[Held, list[str]]], known: Known) -> tuple[dict[str, list[Value]], list[str]]:
+def _left(asked: Sequence[tuple[Held, list[str]]], known: Known) -> tuple[dict[str, list[FieldValue]], list[str]]:
     """Return the values of each field that agree with every probe, and the probes that none agree with."""
     left = {name: list(values) for name, values in known.items()}
     told: dict[str, tuple[list[str], list[Assignment]]] = {}
@@ -172,7 +172,9 @@ def _left(asked: Sequence[tuple[Held, list[str]]], known: Known) -> tuple[dict[s
     return left, unexplained
 
 
-def _with_all_widths(name: str, left: Sequence[Value], known: Sequence[Value], held: Sequence[Held]) -> list[Value]:
+def _with_all_widths(
+    name: str, left: Sequence[FieldValue], known: Sequence[FieldValue], held: Sequence[Held]
+) -> list[FieldValue]:
     """Return the rest of a narrowing, and the same with multipliers of every other width, where it multiplies by such.
 
     Where none of the widths that were tried agrees with a probe, all values are left, and so are all roundings.
@@ -185,12 +187,12 @@ def _with_all_widths(name: str, left: Sequence[Value], known: Sequence[Value], h
     return sorted(found, key=lambda value: place.get(value.label, -1))
 
 
-def _rounding(value: Value) -> str:
+def _rounding(value: FieldValue) -> str:
     """Return the way of a narrowing without the width of its multiplier."""
     return value.label.partition(WIDTH)[0]
 
 
-def _without_twins(known: dict[str, list[Value]], held: Sequence[Held]) -> dict[str, list[Value]]:
+def _without_twins(known: dict[str, list[FieldValue]], held: Sequence[Held]) -> dict[str, list[FieldValue]]:
     """Return the fields without illegal values; the file's own value, if listed twice, appears by its name."""
     found = {}
     for name, values in known.items():
@@ -213,7 +215,7 @@ def _own_label(held: Held) -> str:
     return f"{output.kind}, rounding {output.rounding}{width}"
 
 
-def _relevant(held: Held, known: Mapping[str, Sequence[Value]]) -> list[str]:
+def _relevant(held: Held, known: Mapping[str, Sequence[FieldValue]]) -> list[str]:
     """Return the fields that a probe depends on: some value gives other integers than the file's."""
     found = []
     for name, values in known.items():
@@ -235,7 +237,7 @@ def _agreeing(held: Held, names: Sequence[str], known: Known) -> list[Assignment
 
 
 def _field(
-    name: str, values: Sequence[Value], left: Sequence[str], *, held: Sequence[tuple[Held, list[str]]]
+    name: str, values: Sequence[FieldValue], left: Sequence[str], *, held: Sequence[tuple[Held, list[str]]]
 ) -> IdentifiedField:
     touched = [h for h, names in held if name in names]
     some = [v for v in values if v.label in left]
@@ -266,6 +268,6 @@ def _shortened(left: Sequence[str], labels: Sequence[str]) -> list[str]:
     return found
 
 
-def _tells(held: Held, values: Sequence[Value]) -> bool:
+def _tells(held: Held, values: Sequence[FieldValue]) -> bool:
     made = [p for v in values if (p := held.predicted([v])) is not None]
     return any(not np.array_equal(p, made[0]) for p in made[1:])

@@ -48,7 +48,7 @@ EXACT = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class RepeatedKernel:
     """Hold one kernel of a network, to be repeated in NumPy; or what narrows its accumulator for those who read it so.
 
     `numbers`: the plan's, or others in their place.
@@ -59,12 +59,12 @@ class Site:
     numbers: KernelPlan | Requantize
 
     @classmethod
-    def of(cls, net: Network, kernel: Kernel) -> Site:
+    def of(cls, net: Network, kernel: Kernel) -> RepeatedKernel:
         """Return a kernel with the numbers of its plan."""
         return cls(net, kernel, net.plan.kernels[kernel.node])
 
     @classmethod
-    def making(cls, net: Network, tensor: str) -> Site | None:
+    def making(cls, net: Network, tensor: str) -> RepeatedKernel | None:
         """Return the kernel of a tensor, as dumps name it; None where it enters the network."""
         if tensor in net.maker:
             return cls.of(net, net.maker[tensor])

@@ -24,9 +24,9 @@ from quantpipe.annotate.topology import analyze
 from quantpipe.conform.alternatives import narrowings
 from quantpipe.conform.describe import Described
 from quantpipe.conform.faults import NONE
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.narrow import narrowed
-from quantpipe.conform.recipes import NODE, RECIPES, RESULT, TIES, Draft, Recipe
+from quantpipe.conform.recipes import NODE, RECIPES, RESULT, TIES, ProbeDraft, Recipe
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.execute import Session
@@ -161,7 +161,7 @@ def separating(described: Described, most: int) -> Array:
     return np.asarray([*taken, *(int(v) for v in rng.choice(pool, count - len(taken)))], np.int64)
 
 
-def _ways(described: Described, kernel: Kernel) -> Iterator[Site]:
+def _ways(described: Described, kernel: Kernel) -> Iterator[RepeatedKernel]:
     """Yield the kernel with every legal way to narrow, and with multipliers of fewer bits."""
     for how in narrowings():
         free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
@@ -170,7 +170,7 @@ def _ways(described: Described, kernel: Kernel) -> Iterator[Site]:
             yield site
 
 
-def _scalar(site: Site) -> tuple[Requantize, Quantizer]:
+def _scalar(site: RepeatedKernel) -> tuple[Requantize, Quantizer]:
     """Return how the first channel narrows."""
     output = site.output
     assert output is not None and site.out is not None  # noqa: S101  (its result is stored)
@@ -217,7 +217,7 @@ class _Scales:
 class _Made:
     """Makes networks of a draft, at scales that are given."""
 
-    draft: Draft
+    draft: ProbeDraft
     hardware: Mapping[str, Any]
     spec: HardwareSpec
     schema: Schema
@@ -304,7 +304,7 @@ def _thresholds(site: WeightSite, scale: float, schema: Schema, channels: int) -
     return np.full(shape, top * scale)
 
 
-def _loaded(model: onnx.ModelProto, spec: HardwareSpec, draft: Draft) -> Graph:
+def _loaded(model: onnx.ModelProto, spec: HardwareSpec, draft: ProbeDraft) -> Graph:
     def example(raw: Graph) -> dict[str, Array]:
         rng = np.random.default_rng(SEED)
         return {n: rng.standard_normal((2, *s)).astype(np.float32) for n, s in draft.inputs.items()}

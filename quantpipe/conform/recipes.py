@@ -25,7 +25,7 @@ GENERAL, TIES = "general", "ties"
 
 
 @dataclass(frozen=True, eq=False)
-class Draft:
+class ProbeDraft:
     """Hold a probe before its scales are chosen: the model without its biases, and how its operands are filled.
 
     Attributes:
@@ -103,80 +103,80 @@ class Recipe:
 
     name: str
     purpose: str
-    draft: Callable[[np.random.Generator], Draft]
+    draft: Callable[[np.random.Generator], ProbeDraft]
     scales: str = GENERAL
     fill: float = 1.0
     separating: bool = False
     twin: str = ""
 
 
-def _conv(rng: np.random.Generator, *, inputs: int = 8, outputs: int = 16, bias: bool = True) -> Draft:
+def _conv(rng: np.random.Generator, *, inputs: int = 8, outputs: int = 16, bias: bool = True) -> ProbeDraft:
     weight = rng.uniform(-1, 1, (outputs, inputs, 1, 1)) * np.geomspace(0.2, 1.0, outputs).reshape(-1, 1, 1, 1)
-    return Draft("Conv", {"x": (inputs, 4, 4)}, (outputs, 4, 4), weight, bias, {"kernel_shape": [1, 1]})
+    return ProbeDraft("Conv", {"x": (inputs, 4, 4)}, (outputs, 4, 4), weight, bias, {"kernel_shape": [1, 1]})
 
 
-def _dense(rng: np.random.Generator, *, inputs: int = 16, outputs: int = 64, bias: bool = True) -> Draft:
-    return Draft("Gemm", {"x": (inputs,)}, (outputs,), rng.uniform(-1, 1, (inputs, outputs)), bias)
+def _dense(rng: np.random.Generator, *, inputs: int = 16, outputs: int = 64, bias: bool = True) -> ProbeDraft:
+    return ProbeDraft("Gemm", {"x": (inputs,)}, (outputs,), rng.uniform(-1, 1, (inputs, outputs)), bias)
 
 
-def _separating(op: str) -> Callable[[np.random.Generator], Draft]:
+def _separating(op: str) -> Callable[[np.random.Generator], ProbeDraft]:
     """Return a draft with weights of one step, so that the bias alone is narrowed where x is 0."""
 
-    def draft(rng: np.random.Generator) -> Draft:
+    def draft(rng: np.random.Generator) -> ProbeDraft:
         if op == "Gemm":
-            return Draft(op, {"x": (4,)}, (256,), rng.choice([-1.0, 1.0], (4, 256)) / 127.0, bias=True)
+            return ProbeDraft(op, {"x": (4,)}, (256,), rng.choice([-1.0, 1.0], (4, 256)) / 127.0, bias=True)
         weight = rng.choice([-1.0, 1.0], (256, 4, 1, 1)) / 127.0
-        return Draft(op, {"x": (4, 2, 2)}, (256, 2, 2), weight, True, {"kernel_shape": [1, 1]})
+        return ProbeDraft(op, {"x": (4, 2, 2)}, (256, 2, 2), weight, True, {"kernel_shape": [1, 1]})
 
     return draft
 
 
-def _padded(rng: np.random.Generator) -> Draft:
+def _padded(rng: np.random.Generator) -> ProbeDraft:
     weight = rng.uniform(-1, 1, (6, 3, 3, 3))
     attributes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-    return Draft("Conv", {"x": (3, 6, 5)}, (6, 6, 5), weight, True, attributes)
+    return ProbeDraft("Conv", {"x": (3, 6, 5)}, (6, 6, 5), weight, True, attributes)
 
 
-def _strided(rng: np.random.Generator) -> Draft:
+def _strided(rng: np.random.Generator) -> ProbeDraft:
     weight = rng.uniform(-1, 1, (6, 3, 3, 3))
     attributes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
-    return Draft("Conv", {"x": (3, 7, 7)}, (6, 4, 4), weight, True, attributes)
+    return ProbeDraft("Conv", {"x": (3, 7, 7)}, (6, 4, 4), weight, True, attributes)
 
 
-def _depthwise(rng: np.random.Generator) -> Draft:
+def _depthwise(rng: np.random.Generator) -> ProbeDraft:
     weight = rng.uniform(-1, 1, (8, 1, 3, 3))
     attributes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "group": 8}
-    return Draft("Conv", {"x": (8, 6, 6)}, (8, 6, 6), weight, True, attributes)
+    return ProbeDraft("Conv", {"x": (8, 6, 6)}, (8, 6, 6), weight, True, attributes)
 
 
-def _pairs(rng: np.random.Generator) -> Draft:
+def _pairs(rng: np.random.Generator) -> ProbeDraft:
     weight = np.sign(rng.uniform(-1, 3, (6, 8, 1, 1)))
-    return Draft("Conv", {"x": (8, 4, 4)}, (6, 4, 4), weight, False, {"kernel_shape": [1, 1]}, extreme=True)
+    return ProbeDraft("Conv", {"x": (8, 4, 4)}, (6, 4, 4), weight, False, {"kernel_shape": [1, 1]}, extreme=True)
 
 
-def _overflow(width: int) -> Callable[[np.random.Generator], Draft]:
+def _overflow(width: int) -> Callable[[np.random.Generator], ProbeDraft]:
     """Return sums of as many largest products as exceed an accumulator of so many bits."""
     count = int(1.5 * (1 << (width - 1)) / (127 * 127))
 
-    def draft(rng: np.random.Generator) -> Draft:
+    def draft(rng: np.random.Generator) -> ProbeDraft:
         if width > 16:
-            return Draft("Gemm", {"x": (count,)}, (2,), np.ones((count, 2)) * [1.0, -1.0], extreme=True)
+            return ProbeDraft("Gemm", {"x": (count,)}, (2,), np.ones((count, 2)) * [1.0, -1.0], extreme=True)
         weight = np.sign(rng.uniform(-0.2, 1, (8, 4 * count, 1, 1)))
         attributes = {"kernel_shape": [1, 1]}
-        return Draft("Conv", {"x": (4 * count, 4, 4)}, (8, 4, 4), weight, False, attributes, extreme=True)
+        return ProbeDraft("Conv", {"x": (4 * count, 4, 4)}, (8, 4, 4), weight, False, attributes, extreme=True)
 
     return draft
 
 
-def _two(op: str) -> Callable[[np.random.Generator], Draft]:
-    return lambda rng: Draft(op, {"x": (8, 6, 6), "v": (8, 6, 6)}, (8, 6, 6))
+def _two(op: str) -> Callable[[np.random.Generator], ProbeDraft]:
+    return lambda rng: ProbeDraft(op, {"x": (8, 6, 6), "v": (8, 6, 6)}, (8, 6, 6))
 
 
-def _pool(op: str, taps: int) -> Callable[[np.random.Generator], Draft]:
+def _pool(op: str, taps: int) -> Callable[[np.random.Generator], ProbeDraft]:
     if op == "AveragePool":
         attributes = {"kernel_shape": [taps, taps], "strides": [taps, taps]}
-        return lambda rng: Draft(op, {"x": (16, 4 * taps, 4 * taps)}, (16, 4, 4), attributes=attributes)
-    return lambda rng: Draft(op, {"x": (64, taps, taps)}, (64, 1, 1))
+        return lambda rng: ProbeDraft(op, {"x": (16, 4 * taps, 4 * taps)}, (16, 4, 4), attributes=attributes)
+    return lambda rng: ProbeDraft(op, {"x": (64, taps, taps)}, (64, 1, 1))
 
 
 RECIPES: tuple[Recipe, ...] = (

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.network import Network, is_raw, name_of
 from quantpipe.errors import QuantpipeError
 from quantpipe.types import Accumulate, DType, Kernel, Lookup, Requantize, Sum
@@ -112,7 +112,7 @@ def described(vectors: VectorSet, hex_samples: int, values: Mapping[str, str] = 
         {
             "node": k.node,
             "op": k.op,
-            "operands": list(Site.of(net, k).operands),
+            "operands": list(RepeatedKernel.of(net, k).operands),
             "result": name_of(k.output, k.form),
             "attributes": attributes_of(net, k),
             "fused": list(k.fused),
@@ -141,7 +141,7 @@ def attributes_of(net: Network, kernel: Kernel) -> dict[str, Any]:
 def op_arrays(vectors: VectorSet, kernel: Kernel) -> dict[str, Array]:
     """Return all integers of one op: operands, weight, bias, accumulator, numbers of its narrowing, result."""
     net = vectors.network
-    site, output = Site.of(net, kernel), name_of(kernel.output, kernel.form)
+    site, output = RepeatedKernel.of(net, kernel), name_of(kernel.output, kernel.form)
     if output not in vectors.golden or any(o not in vectors.golden for o in site.operands):
         return {}
     found = {f"operand{n}": vectors.golden[o] for n, o in enumerate(site.operands)}

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Window:
+class ProbeWindow:
     """Say where a window lies: input place = result place · stride - begin + tap · dilation (+ what it is moved by)."""
 
     taps: tuple[int, ...]
@@ -29,13 +29,13 @@ class Window:
     begin: tuple[int, ...]
     made: tuple[int, ...]
 
-    def moved(self, by: Sequence[int]) -> Window:
+    def moved(self, by: Sequence[int]) -> ProbeWindow:
         """Return the same window moved along the axes of the map."""
         begin = tuple(b - m for b, m in zip(self.begin, by, strict=True)) if by else self.begin
-        return Window(self.taps, self.strides, self.dilations, begin, self.made)
+        return ProbeWindow(self.taps, self.strides, self.dilations, begin, self.made)
 
 
-def window_of(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequence[int]) -> Window:
+def window_of(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequence[int]) -> ProbeWindow:
     """Return the window of a convolution or a pool.
 
     `size` and `made` are the sizes of its input and output maps; `taps` is the size of its kernel.
@@ -43,18 +43,18 @@ def window_of(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequen
     ones = [1] * len(taps)
     begin = pads_before(node, list(size), list(taps), list(made))
     strides, dilations = node.attr("strides", ones), node.attr("dilations", ones)
-    return Window(tuple(taps), tuple(strides), tuple(dilations), tuple(begin), tuple(made))
+    return ProbeWindow(tuple(taps), tuple(strides), tuple(dilations), tuple(begin), tuple(made))
 
 
-def transposed_window(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequence[int]) -> Window:
+def transposed_window(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequence[int]) -> ProbeWindow:
     """Return the window of a transposed convolution, read from its input on."""
     ones = [1] * len(taps)
     begin = transposed_begin(node, tuple(size), tuple(taps), tuple(made))
     strides, dilations = node.attr("strides", ones), node.attr("dilations", ones)
-    return Window(tuple(taps), tuple(strides), tuple(dilations), tuple(begin), tuple(made))
+    return ProbeWindow(tuple(taps), tuple(strides), tuple(dilations), tuple(begin), tuple(made))
 
 
-def taken(x: Ints, window: Window, pad: int) -> list[tuple[tuple[int, ...], Ints]]:
+def taken(x: Ints, window: ProbeWindow, pad: int) -> list[tuple[tuple[int, ...], Ints]]:
     """Return (tap, what it reads) of every tap: `[N, C, *made]`, `pad` outside of the map."""
     rank = len(window.taps)
     size = x.shape[2:]
@@ -75,7 +75,7 @@ def taken(x: Ints, window: Window, pad: int) -> list[tuple[tuple[int, ...], Ints
     return found
 
 
-def convolved(x: Ints, weight: Ints, group: int, window: Window, *, pad: int = 0) -> Ints:
+def convolved(x: Ints, weight: Ints, group: int, window: ProbeWindow, *, pad: int = 0) -> Ints:
     """Return Σ x·w over windows, `[N, M, *made]`.
 
     `x` is `[N, C, *size]`, `weight` is `[M, C / group, *taps]`; `pad` is the value outside the map.
@@ -90,12 +90,12 @@ def convolved(x: Ints, weight: Ints, group: int, window: Window, *, pad: int = 0
     return sums
 
 
-def summed(x: Ints, window: Window) -> Ints:
+def summed(x: Ints, window: ProbeWindow) -> Ints:
     """Return Σ x over windows, `[N, C, *made]`; nothing is outside of the map."""
     return np.asarray(np.sum([part for _, part in taken(x, window, 0)], axis=0, dtype=np.int64), np.int64)
 
 
-def spread(x: Ints, weight: Ints, group: int, window: Window) -> Ints:
+def spread(x: Ints, weight: Ints, group: int, window: ProbeWindow) -> Ints:
     """Return the transposed convolution, `[N, M, *made]`.
 
     `x` is `[N, C, *size]`, `weight` is `[C, M / group, *taps]`; the windows are windows of the result.

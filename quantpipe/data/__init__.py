@@ -4,7 +4,7 @@ A data set class (one for each file of conf/dataset; chosen by Hydra's `_target_
 `splits(inputs, outputs_classes, seed) -> Splits`. Nothing here knows of ONNX: a model is its input ports.
 """
 
-from quantpipe.data.options import FileOptions, Options
+from quantpipe.data.options import FileOptions, SplitOptions
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import Source
 from quantpipe.data.sources.digits import DigitsDataset
@@ -29,11 +29,11 @@ __all__ = [
     "ImageFolderDataset",
     "Layout",
     "NpzDataset",
-    "Options",
     "Preprocess",
     "SampleSets",
     "Source",
     "SourceLayout",
+    "SplitOptions",
     "Splits",
     "TableDataset",
     "TextDataset",

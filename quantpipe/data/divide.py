@@ -24,7 +24,7 @@ DEFAULT_SHARE = 0.25
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SamplePart:
     """Some samples of a source. `units` `[len(source)]` numbers what must not be torn apart; None: each sample."""
 
     source: Source
@@ -38,13 +38,13 @@ class Part:
         found, first = np.unique(self.units[self.indices], return_index=True)
         return np.asarray(found[np.argsort(first)])
 
-    def of(self, groups: NDArray[np.int64]) -> Part:
+    def of(self, groups: NDArray[np.int64]) -> SamplePart:
         """Return the samples of some units, ascending."""
         if self.units is None:
             return replace(self, indices=np.sort(groups))
         return replace(self, indices=self.indices[np.isin(self.units[self.indices], groups)])
 
-    def shuffled(self, rng: np.random.Generator) -> Part:
+    def shuffled(self, rng: np.random.Generator) -> SamplePart:
         """Return the units in a random order, the samples of each in theirs."""
         groups = self.groups()
         order = groups[rng.permutation(len(groups))]
@@ -62,7 +62,7 @@ def divide(
     seed: int,
     *,
     units: Mapping[str, NDArray[np.int64] | None] | None = None,
-) -> dict[str, Part]:
+) -> dict[str, SamplePart]:
     """Return the samples of each split, by role.
 
     The sources have the one key `WHOLE`, or the keys calibrate, evaluate and perhaps search. With one source,
@@ -74,7 +74,7 @@ def divide(
         if len(source) == 0:
             raise DataError("holds no samples.", stage="data", where=source.where)
         together = source.sequences if units is None else units[role]
-        parts[role] = Part(source, np.arange(len(source), dtype=np.int64), together)
+        parts[role] = SamplePart(source, np.arange(len(source), dtype=np.int64), together)
     rng = np.random.default_rng(seed)
     if WHOLE in parts:
         return _divide_one(parts[WHOLE], {**DEFAULT_SPLIT, **fractions}, rng)
@@ -83,7 +83,7 @@ def divide(
     return parts
 
 
-def _divide_one(part: Part, fractions: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Part]:
+def _divide_one(part: SamplePart, fractions: Mapping[str, Any], rng: np.random.Generator) -> dict[str, SamplePart]:
     """Return the parts: a seeded permutation, cut at the fractions, each piece sorted."""
     shares = [number(fractions[role], f"dataset.split.{role}") for role in ROLES]
     if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
@@ -106,7 +106,7 @@ def _divide_one(part: Part, fractions: Mapping[str, Any], rng: np.random.Generat
     return {role: part.of(piece) for role, piece in zip(ROLES, pieces, strict=True)}
 
 
-def set_aside(part: Part, share: Any, rng: np.random.Generator) -> tuple[Part, Part]:
+def set_aside(part: SamplePart, share: Any, rng: np.random.Generator) -> tuple[SamplePart, SamplePart]:
     """Return (what stays, what is set aside): a seeded `share` of `part`, at least one unit, leaving at least one."""
     fraction = number(share, "dataset.search.share")
     if not 0 < fraction < 1:

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from quantpipe.data.divide import Part, set_aside
+from quantpipe.data.divide import SamplePart, set_aside
 from quantpipe.data.duplicates import fingerprints, say, unshared
 from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
@@ -29,7 +29,7 @@ def with_holdout(splits: Splits, share: float, seed: int, batch: int = 1) -> Spl
     samples = splits.search
     if not share or not isinstance(samples, SourceSamples):
         return splits
-    whole = Part(samples.source, samples.indices, samples.units)
+    whole = SamplePart(samples.source, samples.indices, samples.units)
     if len(whole.groups()) < 2:
         return splits
     _, chosen = set_aside(whole, share, np.random.default_rng([seed, _STREAM]))

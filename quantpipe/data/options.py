@@ -33,7 +33,7 @@ def refuse_other_than_sections(options: Any) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class SplitOptions:
     """Hold how samples are divided and taken: the keys of all conf/dataset/*.yaml but digits."""
 
     search: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Options:
 
 
 @dataclass(frozen=True, eq=False)
-class FileOptions(Options):
+class FileOptions(SplitOptions):
     """One file or folder to be divided, or one for each split."""
 
     path: str | None = None
@@ -98,7 +98,7 @@ class FileOptions(Options):
     evaluate: Mapping[str, Any] = field(default_factory=dict)
 
     parts: ClassVar[Mapping[str, Sequence[str]]] = {
-        **Options.parts,
+        **SplitOptions.parts,
         "calibrate": ("path",),
         "search": ("path", "share"),
         "evaluate": ("path",),

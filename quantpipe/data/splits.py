@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.divide import ROLES, WHOLE, Part
+from quantpipe.data.divide import ROLES, WHOLE, SamplePart
 from quantpipe.data.duplicates import NONE_SHARED, Contents, Shared, fingerprints, say, sequence_contents, unshared
 from quantpipe.data.input_checks import Feed, route
 from quantpipe.data.labels import check_labels
@@ -166,7 +166,7 @@ def _refuse_shared(paths: Mapping[str, Path]) -> None:
 
 
 def build(
-    parts: Mapping[str, Part],
+    parts: Mapping[str, SamplePart],
     limits: Mapping[str, Any],
     preprocess: Preprocess,
     inputs: Sequence[TensorInfo],
@@ -206,7 +206,7 @@ def build(
     )
 
 
-def _contents(part: Part, handling: Handling) -> Contents:
+def _contents(part: SamplePart, handling: Handling) -> Contents:
     """Return the compared contents: samples, or whole sequences for carried states, which depend on earlier samples."""
     if not handling.state or part.units is None or handling.duplicates == "allow":
         return partial(fingerprints, part.source)
@@ -214,8 +214,8 @@ def _contents(part: Part, handling: Handling) -> Contents:
 
 
 def _without_shared(
-    role: str, part: Part, contents: Contents, taken: NDArray[np.uint64], *, limit: int | None, handling: Handling
-) -> tuple[Part, Shared]:
+    role: str, part: SamplePart, contents: Contents, taken: NDArray[np.uint64], *, limit: int | None, handling: Handling
+) -> tuple[SamplePart, Shared]:
     """Return the samples of a part that no split holds whose digests are `taken`, enough of them for its limit."""
     if not len(taken):
         return part, NONE_SHARED
@@ -232,7 +232,7 @@ def _limit(role: str, limit: Any) -> int | None:
 
 
 def _samples(
-    role: str, part: Part, limit: int | None, feeds: Sequence[Feed], *, handling: Handling, shared: Shared
+    role: str, part: SamplePart, limit: int | None, feeds: Sequence[Feed], *, handling: Handling, shared: Shared
 ) -> SourceSamples:
     units = part.units if handling.state else None
     samples = SourceSamples(part.source, part.indices[:limit], feeds, units, shared=shared)

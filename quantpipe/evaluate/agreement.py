@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from quantpipe.calibrate.passes import run_size
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.compared_models import Kind, Realized, Simulated, Values, value_names
+from quantpipe.evaluate.compared_models import RealizedModel, SessionKind, SimulatedModel, Values, value_names
 from quantpipe.evaluate.compared_tensors import Watched
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import Kernels, Session, concurrency
@@ -128,11 +128,13 @@ def compare(
 
     Raises AgreementError where the realized model lacks a tensor that the plan lists.
     """
-    simulated = Simulated(graph, topology, plan, simulation, realized=realized)
+    simulated = SimulatedModel(graph, topology, plan, simulation, realized=realized)
     return compare_with(simulated, realized, samples, session_kinds(realized.model))
 
 
-def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kinds: Sequence[Kind]) -> Agreement:
+def compare_with(
+    simulated: SimulatedModel, realized: Rendered, samples: Samples, kinds: Sequence[SessionKind]
+) -> Agreement:
     """Compare with a simulated model that is loaded already, in some kinds of sessions.
 
     Raises AgreementError where the realized model lacks a tensor that the plan lists.
@@ -146,7 +148,7 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
         )
     # What is mapped from files is too large for several sessions to hold their tensors at once.
     at_once, threads = (1, None) if is_outside(realized.model) else concurrency(len(kinds))
-    sides = [Realized(kind, simulated, realized, threads=threads) for kind in kinds]
+    sides = [RealizedModel(kind, simulated, realized, threads=threads) for kind in kinds]
     size = run_size(simulated.graph, [t for t in simulated.watched.integers if t in simulated.graph.shapes])
     current: Batch | None = None
     with (
@@ -161,7 +163,7 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
     return _summary(simulated.watched, sides, len(samples))
 
 
-def _asked(sides: Sequence[Realized], batches: Iterable[Batch]) -> Iterator[tuple[Realized, Batch]]:
+def _asked(sides: Sequence[RealizedModel], batches: Iterable[Batch]) -> Iterator[tuple[RealizedModel, Batch]]:
     """Yield each batch with the sessions that are compared on it."""
     done = 0
     for batch in batches:
@@ -171,7 +173,7 @@ def _asked(sides: Sequence[Realized], batches: Iterable[Batch]) -> Iterator[tupl
         done += len(batch.indices)
 
 
-def _run(asked: tuple[Realized, Batch]) -> Values:
+def _run(asked: tuple[RealizedModel, Batch]) -> Values:
     side, batch = asked
     return side.run(batch.inputs)
 
@@ -192,26 +194,28 @@ def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: 
     )
 
 
-def session_kinds(model: ir.Model) -> list[Kind]:
+def session_kinds(model: ir.Model) -> list[SessionKind]:
     """Return the sessions to compare: those that decide, then each that users may open instead."""
     asked = carried(model)
     name, exact = name_of(asked), EXACT_PAIRS.items() <= asked.items()
     kinds = [
-        Kind(name, True, partial(Session, options=asked)),
-        Kind(name, True, partial(Session, options=asked), whole=False),
+        SessionKind(name, True, partial(Session, options=asked)),
+        SessionKind(name, True, partial(Session, options=asked), whole=False),
     ]
     if is_outside(model):  # each session maps all weights again, and runs without rearranged ones
         return kinds
     if asked:
         # As it is: integers that are outputs keep the runtime from rewriting int8 to uint8.
-        kinds.append(Kind(name_of({}), False, partial(Session, options={}, kernels=Kernels.NATIVE), whole=False))
+        kinds.append(SessionKind(name_of({}), False, partial(Session, options={}, kernels=Kernels.NATIVE), whole=False))
     if not exact:
         options = {**asked, **EXACT_PAIRS}
         kinds.append(
-            Kind(name_of(options), False, partial(Session, options=options, kernels=Kernels.NATIVE), samples=OTHERS)
+            SessionKind(
+                name_of(options), False, partial(Session, options=options, kernels=Kernels.NATIVE), samples=OTHERS
+            )
         )
     off = partial(Session, options=asked, kernels=Kernels.AS_WRITTEN)
-    return [*kinds, Kind(UNOPTIMIZED, False, off, samples=OTHERS)]
+    return [*kinds, SessionKind(UNOPTIMIZED, False, off, samples=OTHERS)]
 
 
 def _session(name: str) -> str:
@@ -224,7 +228,7 @@ def _deploy(sessions: Collection[SessionAgreement]) -> str:
     return f"run the model {how}, in which all agree"
 
 
-def _summary(what: Watched, sides: Collection[Realized], samples: int) -> Agreement:
+def _summary(what: Watched, sides: Collection[RealizedModel], samples: int) -> Agreement:
     """Return one figure of the sessions that decide, and a line for each kind."""
     whole, plain = (side.count for side in sides if side.kind.decides)
     differing = whole.differing or plain.differing
@@ -242,7 +246,7 @@ def _summary(what: Watched, sides: Collection[Realized], samples: int) -> Agreem
     )
 
 
-def _line(side: Realized) -> SessionAgreement:
+def _line(side: RealizedModel) -> SessionAgreement:
     count = side.count
     return SessionAgreement(
         session=side.kind.name,

@@ -49,7 +49,7 @@ PASSES = {"static": 4.0, "dynamic": 3.0}
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class BaselineModels:
     """Hold the compared models: the float model, the realized one, and samples to calibrate and to compare with."""
 
     graph: Graph
@@ -75,7 +75,7 @@ def worth_comparing(
     return ratio > SLOWER or bool(below(rows, NEAR_DB, accurate))
 
 
-def baseline(compared: Compared, accurate: str | None = None) -> BaselinePart:
+def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselinePart:
     """Return accuracy and speed of onnxruntime's own forms, compared with the result.
 
     `accurate` is the output that is as accurate as the float model's, if one is; it counts as near enough.
@@ -133,13 +133,13 @@ def baseline_warning(part: BaselinePart | None, topology: Topology, anew: bool =
     )
 
 
-def _count(compared: Compared, form: str) -> int:
+def _count(compared: BaselineModels, form: str) -> int:
     least, most = SAMPLES
     seconds = max(compared.float_ms, 1e-3) / 1e3 * PASSES[form]
     return max(least, min(most, int(MOST_SECONDS / seconds)))
 
 
-def _timed(compared: Compared, made: Session) -> LatencyPart:
+def _timed(compared: BaselineModels, made: Session) -> LatencyPart:
     """Return a form's time at batch 1, compared with the result; `ratio`: the result's time over the form's."""
     graph = compared.graph
     one = next(iter(compared.evaluate.batches(graph.fixed_batch or 1))).inputs

@@ -32,7 +32,7 @@ Values = Mapping[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class SessionKind:
     """One way to run the realized model: what every session of it is made with, and what it is compared on."""
 
     name: str
@@ -43,7 +43,7 @@ class Kind:
     samples: int | None = None
 
 
-class Simulated:
+class SimulatedModel:
     """The simulated model, and what of it each session is compared with."""
 
     def __init__(
@@ -129,10 +129,12 @@ class Simulated:
         return island_tolerance(values[tensor], self.as_written()[tensor], half=tensor in self._halves)
 
 
-class Realized:
+class RealizedModel:
     """The realized model in one kind of session, and what of it differs."""
 
-    def __init__(self, kind: Kind, simulated: Simulated, realized: Rendered, *, threads: int | None = None) -> None:
+    def __init__(
+        self, kind: SessionKind, simulated: SimulatedModel, realized: Rendered, *, threads: int | None = None
+    ) -> None:
         self.kind, self._simulated = kind, simulated
         what = simulated.watched
         integers = (*what.integers, *what.entries) if kind.whole else what.entries

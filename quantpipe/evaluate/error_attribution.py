@@ -15,7 +15,7 @@ from quantpipe.evaluate.layers import layer_row, layer_sums
 from quantpipe.evaluate.local_split import local_splits
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.passing import passing_rows
-from quantpipe.evaluate.sensitivity import Alone, AloneMeasure, Exchanged, Numbers, Wanted, by_cost
+from quantpipe.evaluate.sensitivity import Alone, AloneMeasure, Exchanged, QuantizedParts, Wanted, by_cost
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
 from quantpipe.precision import moves_of, named
@@ -44,7 +44,7 @@ class Causes:
         per_channel: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._graph, self._topology, self._plan = graph, topology, plan
-        numbers = Numbers.of(graph, topology, plan)
+        numbers = QuantizedParts.of(graph, topology, plan)
         self._by_channel = matching((*numbers.quantizers, *numbers.constants), per_channel)
         simulation = self._simulation = simulate(graph, topology, plan)
         self._measure = AloneMeasure(graph, numbers, samples, compared=compared)

@@ -19,7 +19,7 @@ from quantpipe.evaluate.lossy import loss_warnings, shape_warnings
 from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
-from quantpipe.evaluate.progress import Course
+from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, concurrency, release_memory
 from quantpipe.graph.external_weights import is_outside
@@ -138,7 +138,7 @@ def evaluate(
     *,
     sizes: Sizes,
     metric: str,
-    course: Course | None = None,
+    course: EvaluationProgress | None = None,
     warn_sqnr_db: float | None = None,
 ) -> Evaluation:
     """Run float, simulated and realized model on held-out samples, and return the numbers of the report.
@@ -149,7 +149,7 @@ def evaluate(
     """
     graph, topology, plan = model.graph, model.topology, model.plan
     samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
-    course = course or Course()
+    course = course or EvaluationProgress()
     course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
     opened = _opener(graph, samples, course)
     session = opened(graph.model, where=graph.source)
@@ -211,7 +211,7 @@ def evaluate(
     )
 
 
-def _opener(graph: Graph, samples: Samples, course: Course) -> Callable[..., Session]:
+def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Callable[..., Session]:
     """Make sessions of which several batches run at once, a core for each: integer kernels share no layer well.
 
     A model with external weights is too large for its tensors to be held twice.
@@ -222,7 +222,7 @@ def _opener(graph: Graph, samples: Samples, course: Course) -> Callable[..., Ses
     return partial(Session, threads=threads)
 
 
-def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[OutputRow]:
+def _every_output(graph: Graph, realized: Session, samples: Samples, course: EvaluationProgress) -> list[OutputRow]:
     """Return the accuracy of each output, if there are several; a single output's values are known."""
     if len(graph.outputs) == 1:
         return []
@@ -237,7 +237,7 @@ def _outputs(
     samples: Samples,
     extra: Mapping[str, NDArray[Any]] | None = None,
     *,
-    course: Course,
+    course: EvaluationProgress,
     size: int,
     names: Sequence[str],
 ) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
@@ -252,7 +252,7 @@ def _outputs(
 
 
 def _compared(
-    model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: Course
+    model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: EvaluationProgress
 ) -> dict[str, Any]:
     """Return the parts of an evaluation that look inside the models, and the latency."""
     graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized

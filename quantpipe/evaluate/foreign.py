@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.imported import fed, real_output
 from quantpipe.evaluate.paired import Pairing, paired
-from quantpipe.evaluate.sensitivity import Exchanged, Numbers
+from quantpipe.evaluate.sensitivity import Exchanged, QuantizedParts
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import AccumulatorRow, DType, GivenWeight, Grid, Imported, Quantizer
+from quantpipe.types import AccumulatorRow, DType, GivenWeight, Imported, ImportedGrid, Quantizer
 
 Array = NDArray[Any]
 
@@ -55,7 +55,7 @@ class Foreign:
     """
 
     given: Imported
-    numbers: Numbers
+    numbers: QuantizedParts
     stored: Mapping[str, str]
     real: Mapping[str, str]
     weights: Mapping[str, GivenWeight]
@@ -98,7 +98,7 @@ def foreign(original: Graph, other: Graph, raw: Imported | None) -> Foreign:
         for tensor, name in pairs.tensors.items()
         if tensor in made and name not in quantizers and name in original.producers
     }
-    numbers = Numbers(quantizers, {one.tensor: one for one in exchanged})
+    numbers = QuantizedParts(quantizers, {one.tensor: one for one in exchanged})
     return Foreign(given, numbers, stored, real, weights, biases, tuple(unread))
 
 
@@ -179,7 +179,7 @@ def _centred(weight: GivenWeight) -> Array:
     return np.asarray(values - grid.zero.reshape(along))
 
 
-def _quantizer(tensor: str, grid: Grid, shape: Sequence[int]) -> Quantizer | None:
+def _quantizer(tensor: str, grid: ImportedGrid, shape: Sequence[int]) -> Quantizer | None:
     """Return how a tensor is stored, with broadcasting channel scales; None if channels differ in zero points."""
     scale, zeros = np.asarray(grid.scale, np.float32), np.unique(grid.zero)
     if not grid.single:

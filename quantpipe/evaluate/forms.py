@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
 from quantpipe.evaluate.evaluation import EvaluatedModel
-from quantpipe.evaluate.progress import Course
+from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.graph.io import read_model
 from quantpipe.lowering import Rendered
 from quantpipe.realize import FileForm, Runner
@@ -83,7 +83,7 @@ class WrittenBeside:
 
 
 def compare_forms(
-    model: EvaluatedModel, forms: Sequence[WrittenBeside], samples: Samples, *, folder: Path, course: Course
+    model: EvaluatedModel, forms: Sequence[WrittenBeside], samples: Samples, *, folder: Path, course: EvaluationProgress
 ) -> list[FormRow]:
     """Return a row for each form that is written next to model.onnx, compared on the same samples.
 
@@ -135,7 +135,7 @@ def _compared(model: EvaluatedModel, form: WrittenBeside, folder: Path, samples:
     simulation = simulate(model.graph, model.topology, model.plan)
     if form.rendered is not None:
         read = Rendered(read_model(folder / form.file), form.rendered.integers, form.rendered.inside)
-        simulated = Simulated(model.graph, model.topology, model.plan, simulation, realized=read)
+        simulated = SimulatedModel(model.graph, model.topology, model.plan, simulation, realized=read)
         kinds = [kind for kind in session_kinds(read.model) if kind.decides]
         return agreement_row(form, compare_with(simulated, read, samples, kinds))
     writer = form.writer
@@ -145,14 +145,14 @@ def _compared(model: EvaluatedModel, form: WrittenBeside, folder: Path, samples:
     runner = writer.open(folder, model.graph, model.topology, model.plan)
     try:
         held = Rendered(simulation.rendered.model, {tensor: tensor for tensor in runner.tensors})
-        simulated = Simulated(model.graph, model.topology, model.plan, simulation, realized=held)
+        simulated = SimulatedModel(model.graph, model.topology, model.plan, simulation, realized=held)
         return executed(form, runner, simulated, samples)
     finally:
         runner.close()
 
 
 def executed(
-    form: WrittenBeside, runner: Runner, simulated: Simulated, samples: Samples, *, timed: bool = True
+    form: WrittenBeside, runner: Runner, simulated: SimulatedModel, samples: Samples, *, timed: bool = True
 ) -> FormRow:
     """Run a format's own files, a few samples at a time, and return the form's row.
 
@@ -194,7 +194,7 @@ def executed(
     )
 
 
-def _count(count: Counter, simulated: Simulated, expected: Feeds, found: Feeds) -> None:
+def _count(count: Counter, simulated: SimulatedModel, expected: Feeds, found: Feeds) -> None:
     for tensor in simulated.watched.integers:
         count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
     for tensor in simulated.watched.entries:

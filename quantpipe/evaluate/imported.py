@@ -27,11 +27,11 @@ from quantpipe.plan.given_blocks import given_blocks
 from quantpipe.types import (
     GivenTensor,
     GivenWeight,
-    Grid,
     HardwareSpec,
     Imported,
     ImportedChangeRow,
     ImportedComparedPart,
+    ImportedGrid,
     ImportedOutputRow,
     ImportedPart,
     Quantizer,
@@ -213,13 +213,13 @@ def real_output(given: Imported, name: str, array: Array) -> Array:
     return dequantize(array, found.grid.scale, found.grid.zero)
 
 
-def _same(grid: Grid, own: Quantizer) -> bool:
+def _same(grid: ImportedGrid, own: Quantizer) -> bool:
     """Return whether a tensor has the file's scale, and its zero point up to the shift between types."""
     ends = (grid.low - int(grid.zero), grid.high - int(grid.zero)) if grid.single else (0, 0)
     return grid.single and float(grid.scale) == float(own.scale) and ends == (own.low, own.high)
 
 
-def _both(wanted: Array, found: Array, grid: Grid, own: Quantizer) -> tuple[Array, Array]:
+def _both(wanted: Array, found: Array, grid: ImportedGrid, own: Quantizer) -> tuple[Array, Array]:
     """Return both values in one unit: integers less their zero points if scales are equal, else real values."""
     a, b = wanted.astype(np.int64) - grid.zero, found.astype(np.int64) - own.zero_point
     if float(grid.scale) == float(own.scale):
@@ -341,7 +341,7 @@ def _same_scales(weight: GivenWeight, own: WeightTensor) -> bool:
     return given is not None and along and bool(np.array_equal(given, np.broadcast_to(own.scale, count)))
 
 
-def _said(grid: Grid) -> str:
+def _said(grid: ImportedGrid) -> str:
     if not grid.single:
         return f"{grid.dtype} {CHANNELS if grid.scale.ndim == 1 else 'scales in blocks'}"
     return f"{grid.dtype} scale {float(grid.scale):.6g} zero point {int(grid.zero)}"

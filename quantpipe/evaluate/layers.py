@@ -38,7 +38,7 @@ FEWEST = 4
 
 
 @dataclass
-class Moments:
+class TensorMoments:
     """Extremes and sums of the values of a tensor, in real units; what is not finite is left out."""
 
     minimum: float = math.inf
@@ -76,8 +76,8 @@ class LayerSums:
     saturation: float = 0.0
     saturated: int = 0
     elements: int = 0
-    real: Moments = field(default_factory=Moments)
-    held: Moments = field(default_factory=Moments)
+    real: TensorMoments = field(default_factory=TensorMoments)
+    held: TensorMoments = field(default_factory=TensorMoments)
     channels: ChannelSums | None = None
 
 

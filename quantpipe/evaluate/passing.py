@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.compared_models import value_names
-from quantpipe.evaluate.layers import Moments
+from quantpipe.evaluate.layers import TensorMoments
 from quantpipe.evaluate.local_split import ACCUMULATOR, raw_scale
 from quantpipe.evaluate.sensitivity import Alone
 from quantpipe.graph.execute import Session
@@ -34,8 +34,8 @@ REAL = ("float32", "float64")
 class _Sums:
     signal: float = 0.0
     noise: float = 0.0
-    real: Moments = field(default_factory=Moments)
-    held: Moments = field(default_factory=Moments)
+    real: TensorMoments = field(default_factory=TensorMoments)
+    held: TensorMoments = field(default_factory=TensorMoments)
 
 
 def passing_rows(

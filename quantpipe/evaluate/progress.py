@@ -40,7 +40,7 @@ def _silent(name: str) -> Update:
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
+class CountedSamples:
     """The same samples; `tell` hears how many of them have been asked for, in one pass."""
 
     samples: Samples
@@ -69,7 +69,7 @@ class Watched:
 
 
 @dataclass(eq=False)
-class Course:
+class EvaluationProgress:
     """Tell how far an evaluation is, and keep its finished parts.
 
     `kept`: the folder of finished parts between two runs of the program. `progress` opens a bar of a phase by its name;
@@ -118,7 +118,7 @@ class Course:
         if found is not None:
             return make(json.loads(str(found["result"])))
         begin = self.clock()
-        result = work(Watched(samples, lambda done: update(done, len(samples), "")))
+        result = work(CountedSamples(samples, lambda done: update(done, len(samples), "")))
         if self.clock() - begin >= self._worth:
             self.kept.write(_key(name, len(samples)), {"result": np.array(json.dumps(_plain(result), default=plain))})
         return result

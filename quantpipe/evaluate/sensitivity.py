@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.evaluate.layers import Moments
+from quantpipe.evaluate.layers import TensorMoments
 from quantpipe.evaluate.nearness import nearness_of
 from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.execute import Session, joined
@@ -61,7 +61,7 @@ class Exchanged:
 
     def moments(self) -> tuple[MomentsRow | None, MomentsRow | None]:
         """Return the figures of its values before and after."""
-        before, after = Moments(), Moments()
+        before, after = TensorMoments(), TensorMoments()
         before.add(self.real.astype(np.float64))
         after.add(self.held.astype(np.float64))
         return before.row(), after.row()
@@ -92,14 +92,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
+class QuantizedParts:
     """Hold the quantized parts of a float model: how its tensors are stored, and the new values of its constants."""
 
     quantizers: Mapping[str, Quantizer]
     constants: Mapping[str, Exchanged]
 
     @classmethod
-    def of(cls, graph: Graph, topology: Topology, plan: QuantPlan) -> Numbers:
+    def of(cls, graph: Graph, topology: Topology, plan: QuantPlan) -> QuantizedParts:
         """Return the numbers of a plan, as far as the float model knows their tensors."""
         real = {"float32", "float64"}
         known = {*graph.producers, *graph.input_names}
@@ -114,7 +114,7 @@ class AloneMeasure:
     multiply-accumulates.
     """
 
-    def __init__(self, graph: Graph, numbers: Numbers, samples: Samples, *, compared: Compared) -> None:
+    def __init__(self, graph: Graph, numbers: QuantizedParts, samples: Samples, *, compared: Compared) -> None:
         self.evaluations, self.passes = 0, 0.0
         self._graph, self.constants = graph, dict(numbers.constants)
         self._quantizers = dict(numbers.quantizers)

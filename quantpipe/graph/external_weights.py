@@ -35,7 +35,7 @@ PAGE = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """State where bytes lie: `length` bytes from `offset` on in the file `path`."""
 
     path: Path
@@ -43,10 +43,10 @@ class Place:
     length: int
 
 
-def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
+def place_of(tensor: ir.TensorProtocol | None) -> FilePlace | None:
     """Return the place of a tensor's bytes in a file; None for a tensor in memory."""
     if isinstance(tensor, ir.ExternalTensor):
-        return Place(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes)
+        return FilePlace(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes)
     raw = getattr(tensor, "raw", None)
     return _place_of_array(raw) if isinstance(raw, np.ndarray) else None
 
@@ -79,7 +79,7 @@ def model_size(model: ir.Model) -> int:
     if not is_heavy(model):
         return len(model_bytes(model))
     held = heavy_weights(model)
-    places = {n: Place(Path("weights"), 0, t.nbytes) for n, t in held.items()}
+    places = {n: FilePlace(Path("weights"), 0, t.nbytes) for n, t in held.items()}
     return len(relocated(model, places, Path())) + sum(t.nbytes for t in held.values())
 
 
@@ -145,7 +145,7 @@ def turned(matrix: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _place_of_array(array: NDArray[Any]) -> Place | None:
+def _place_of_array(array: NDArray[Any]) -> FilePlace | None:
     root: Any = array
     found: np.memmap[Any, Any] | None = None
     while isinstance(root, np.ndarray):
@@ -154,7 +154,7 @@ def _place_of_array(array: NDArray[Any]) -> Place | None:
     if found is None or found.filename is None or not array.flags.c_contiguous:
         return None
     start = array.__array_interface__["data"][0] - found.__array_interface__["data"][0]
-    return Place(Path(found.filename).resolve(), int(found.offset) + start, array.nbytes)
+    return FilePlace(Path(found.filename).resolve(), int(found.offset) + start, array.nbytes)
 
 
 # --- models without their weights -----------------------------------------------------------------------------------
@@ -163,19 +163,21 @@ def _place_of_array(array: NDArray[Any]) -> Place | None:
 def copied(model: ir.Model) -> ir.Model:
     """Return a copy of a model that shares its heavy weights."""
     held = heavy_weights(model)
-    copy = ir.from_proto(_relocated(model, {n: Place(Path("weights"), 0, t.nbytes) for n, t in held.items()}, Path()))
+    copy = ir.from_proto(
+        _relocated(model, {n: FilePlace(Path("weights"), 0, t.nbytes) for n, t in held.items()}, Path())
+    )
     for name, tensor in held.items():
         copy.graph.initializers[name].const_value = tensor
     return copy
 
 
-def relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> bytes:
+def relocated(model: ir.Model, places: Mapping[str, FilePlace], folder: Path) -> bytes:
     """Return the bytes of the model whose initializers in `places` refer to files under `folder`."""
     data: bytes = _relocated(model, places, folder).SerializeToString()
     return data
 
 
-def _relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> onnx.ModelProto:
+def _relocated(model: ir.Model, places: Mapping[str, FilePlace], folder: Path) -> onnx.ModelProto:
     # Not by way of `clone`: sub-graphs of a rendered model name values of the graph they were written for.
     values = {name: model.graph.initializers[name] for name in places}
     held = {name: value.const_value for name, value in values.items()}
@@ -206,7 +208,7 @@ def without_large_weights(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
         with path.open("wb") as file:
             for chunk in packed(inside):
                 file.write(chunk)
-        places |= {n: Place(path, *span) for n, span in layout(inside).items()}
+        places |= {n: FilePlace(path, *span) for n, span in layout(inside).items()}
     folder = Path(os.path.commonpath([p.path.parent for p in places.values()]))
     return relocated(model, places, folder), folder
 
@@ -214,7 +216,7 @@ def without_large_weights(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
 def strip_initializers(model: ir.Model, names: Collection[str]) -> bytes:
     """Return the model's bytes without these initializers, which whoever loads it has to give."""
     held = {name: model.graph.initializers[name].const_value for name in names}
-    places = {n: Place(Path(GIVEN).resolve(), 0, t.nbytes) for n, t in held.items() if t is not None}
+    places = {n: FilePlace(Path(GIVEN).resolve(), 0, t.nbytes) for n, t in held.items() if t is not None}
     return relocated(model, places, Path().resolve())
 
 

@@ -27,7 +27,7 @@ from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, lo
 from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes
-from quantpipe.graph.normalize import Feeds, Measured, expose, measure
+from quantpipe.graph.normalize import Feeds, MeasuredTensors, expose, measure
 from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.vet import refuse_chance
@@ -146,7 +146,7 @@ class _Loaded:
     """Hold the results of loading a model: the clean one, the facts about its tensors, and notes."""
 
     model: Packed
-    measured: Measured
+    measured: MeasuredTensors
     notes: tuple[str, ...]
 
 
@@ -176,7 +176,7 @@ def load_as_written(
         graph = view(raw, model_hash, str(path))
     feeds = example(graph)
 
-    def work(tell: Tell) -> Measured:
+    def work(tell: Tell) -> MeasuredTensors:
         tell("running it on a sample")
         return measure(graph, feeds)
 
@@ -184,7 +184,7 @@ def load_as_written(
     return _with(graph, apart(work, start_runtime, limits, str(path)) if isolate else work(lambda step: None))
 
 
-def _with(graph: Graph, found: Measured) -> Graph:
+def _with(graph: Graph, found: MeasuredTensors) -> Graph:
     return replace(graph, shapes=found.shapes, dtypes=found.dtypes, largest=found.largest)
 
 

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.external_weights import Place, heavy_weights, place_of, relocated
+from quantpipe.graph.external_weights import FilePlace, heavy_weights, place_of, relocated
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Weight:
     dtype: int
     shape: tuple[int, ...]
     same: str | None = None
-    place: Place | None = None
+    place: FilePlace | None = None
     own: bool = False
     numbers: NDArray[Any] | None = None
 
@@ -50,7 +50,7 @@ def pack(model: ir.Model, known: ir.Model) -> Packed:
     names = {id(v.const_value): name for name, v in known.graph.initializers.items()}
     held = {n: t for n, t in heavy_weights(model).items() if t.dtype is not ir.DataType.STRING}
     weights = {name: _weight(tensor, names.get(id(tensor))) for name, tensor in held.items()}
-    places = {name: Place(Path("weights"), 0, tensor.nbytes) for name, tensor in held.items()}
+    places = {name: FilePlace(Path("weights"), 0, tensor.nbytes) for name, tensor in held.items()}
     return Packed(relocated(model, places, Path()), weights)
 
 

@@ -24,7 +24,7 @@ SEQUENCE = "object"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTensors:
     """Hold shape and dtype of every tensor, and the maximum absolute value of each that is computed in float32."""
 
     shapes: dict[str, tuple[int, ...]]
@@ -32,7 +32,7 @@ class Measured:
     largest: dict[str, float]
 
 
-def measure(graph: Graph, feeds: Feeds) -> Measured:
+def measure(graph: Graph, feeds: Feeds) -> MeasuredTensors:
     """Return the facts about every tensor in a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
     shapes = {name: _shape(value) for name, value in values.items()}
@@ -42,7 +42,7 @@ def measure(graph: Graph, feeds: Feeds) -> Measured:
         shapes[name] = tuple(tensor.shape.numpy())
         dtypes[name] = tensor.dtype.numpy().name
     real = {t: v for t, v in values.items() if isinstance(v, np.ndarray) and v.dtype == np.float32}
-    return Measured(shapes, dtypes, {t: largest_of(v) for t, v in real.items()})
+    return MeasuredTensors(shapes, dtypes, {t: largest_of(v) for t, v in real.items()})
 
 
 def largest_of(values: NDArray[Any]) -> float:

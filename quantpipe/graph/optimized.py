@@ -24,7 +24,7 @@ PRODUCTS = {op: form.data[0].zero for op, form in INTEGER_OPS.items() if form.we
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedNodes:
     """Hold the names of the nodes that do not run in a fast integer kernel.
 
     `real`: those that compute with the results of a DequantizeLinear. `signed`: products of int8 data, for which
@@ -35,14 +35,14 @@ class Fused:
     signed: frozenset[str] = frozenset()
 
 
-def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False) -> Fused:
+def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False) -> FusedNodes:
     """Return the members of `nodes` that remain once the runtime has optimized the model.
 
     `int8_kernels`: with the session option that fuses int8 Q/DQ where it stands (`session.qdqisint8allowed`). Nothing
     for a model whose weights are too many to be written out once more.
     """
     if is_heavy(model):
-        return Fused()
+        return FusedNodes()
     graph = optimized(model_bytes(model), int8_kernels)
     signed = {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.INT8}
     real: set[str] = set()
@@ -59,7 +59,7 @@ def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False
     # Some ops are written out as several; then the result still has its name.
     made = {n.name or "": {n.name, n.outputs[0].name} for n in model.graph if n.name in nodes}
     left = frozenset(name for name, names in made.items() if computed & names)
-    return Fused(left, frozenset(products & set(made)) if on_x86() else frozenset())
+    return FusedNodes(left, frozenset(products & set(made)) if on_x86() else frozenset())
 
 
 def on_x86() -> bool:

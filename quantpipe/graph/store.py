@@ -13,10 +13,10 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from quantpipe.artifacts import Origin, Unit, is_current
+from quantpipe.artifacts import ArtifactUnit, Origin, is_current
 from quantpipe.artifacts.encode import side_file
 from quantpipe.errors import DamagedError
-from quantpipe.graph.external_weights import Place, heavy_weights, is_heavy, layout, packed, relocated
+from quantpipe.graph.external_weights import FilePlace, heavy_weights, is_heavy, layout, packed, relocated
 from quantpipe.graph.io import model_bytes
 
 DIGITS = 16
@@ -28,11 +28,11 @@ def write_model(path: Path, model: ir.Model, origin: Origin) -> None:
 
     Data files that an earlier model at `path` used are removed. Raises StorageError when the disk is full.
     """
-    with Unit(path.parent) as unit:
+    with ArtifactUnit(path.parent) as unit:
         stage_model(unit, path, model, origin)
 
 
-def stage_model(unit: Unit, path: Path, model: ir.Model, origin: Origin) -> None:
+def stage_model(unit: ArtifactUnit, path: Path, model: ir.Model, origin: Origin) -> None:
     """Write a model with its origin as a part of a unit that is written as a whole."""
     data = None
     if not is_heavy(model):
@@ -44,7 +44,7 @@ def stage_model(unit: Unit, path: Path, model: ir.Model, origin: Origin) -> None
             digest.update(piece)
         data = path.with_name(f"{path.stem}-{digest.hexdigest()[:DIGITS]}.data")
         unit.pieces(data, packed(weights), origin)
-        places = {name: Place(data, *span) for name, span in layout(weights).items()}
+        places = {name: FilePlace(data, *span) for name, span in layout(weights).items()}
         unit.bytes(path, relocated(model, places, data.parent), origin)
     for stale in _beside(path):
         if stale != data:

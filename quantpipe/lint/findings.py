@@ -15,7 +15,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float, refusal, takes_float
 from quantpipe.lint.forms import CAST, MULTIPLY, NARROWING
 from quantpipe.lint.reading import Reading, read
-from quantpipe.lint.rules import PAIRS, RULES, Place
+from quantpipe.lint.rules import PAIRS, RULES, LintPlace
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import AddInputs, HardwareSpec, RequantizeKind, Scales, TensorInfo
 
@@ -114,7 +114,7 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
         if _stays_real(op.node, graph, spec, weighted=op.weight is not None):
             found.append((op.node.name, _island(op.node, spec)))
             continue
-        place = Place(op, graph, spec, at_end=op.node.name in ends)
+        place = LintPlace(op, graph, spec, at_end=op.node.name in ends)
         for rule, where, message in (o for check in RULES for o in check(place)):
             if (rule, where) not in told:  # a tensor with several readers is one finding
                 told.add((rule, where))

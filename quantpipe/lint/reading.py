@@ -34,7 +34,7 @@ from quantpipe.types import DType
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredTensor:
     """Hold a tensor in integers. `scale` and `zero` are None if the file has no such values; `values` of a constant."""
 
     tensor: str
@@ -53,10 +53,10 @@ class QuantizedOp:
     """
 
     node: Node
-    operands: tuple[Stored, ...]
-    weight: Stored | None = None
-    bias: Stored | None = None
-    output: Stored | None = None
+    operands: tuple[StoredTensor, ...]
+    weight: StoredTensor | None = None
+    bias: StoredTensor | None = None
+    output: StoredTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def read(graph: Graph) -> Reading:
 class _Reader:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._grids: dict[str, Stored] = {}
+        self._grids: dict[str, StoredTensor] = {}
         """Integer tensor -> what is known of it."""
         self._fixed = _from_constants(graph)
 
@@ -115,13 +115,13 @@ class _Reader:
         elif node.op == DEQUANTIZE:
             self._keep(self._stored(node, node.inputs[0], 1, 2))
 
-    def _keep(self, stored: Stored) -> Stored:
+    def _keep(self, stored: StoredTensor) -> StoredTensor:
         return self._grids.setdefault(stored.tensor, stored)
 
-    def _stored(self, node: Node, tensor: str, scale: int | None, zero: int | None) -> Stored:
+    def _stored(self, node: Node, tensor: str, scale: int | None, zero: int | None) -> StoredTensor:
         steps, offset = self._number(node, scale), self._number(node, zero)
         constant = self._packed(tensor)
-        return Stored(
+        return StoredTensor(
             tensor,
             self._dtype(constant),
             None if steps is None else steps.astype(np.float64).reshape(-1),
@@ -206,14 +206,14 @@ class _Reader:
             inputs.append(self._origin(found.tensor))
         if form.bias is not None and form.bias < len(node.inputs) and node.inputs[form.bias]:
             tensor = node.inputs[form.bias]
-            bias = Stored(tensor, self._dtype(tensor))
+            bias = StoredTensor(tensor, self._dtype(tensor))
             inputs.append(tensor)
         plain = Node(node.name, form.op, "", tuple(inputs), node.outputs, node.attributes)
         if form.scale is not None and form.scale < len(node.inputs) and node.inputs[form.scale]:
             self._keep(self._stored(node, node.outputs[0], form.scale, form.zero))
         return QuantizedOp(plain, operands, weight, bias)
 
-    def _operand(self, node: Node, ports: Ports) -> Stored:
+    def _operand(self, node: Node, ports: Ports) -> StoredTensor:
         tensor = node.inputs[ports.data]
         found = self._keep(self._stored(node, tensor, ports.scale, ports.zero))
         return replace(found, dtype=self._whole(tensor))
@@ -250,25 +250,25 @@ class _Reader:
         bias = None
         if rule.bias is not None and rule.bias < len(node.inputs) and node.inputs[rule.bias]:
             tensor = node.inputs[rule.bias]
-            bias = self._behind(tensor) or Stored(tensor, self._dtype(tensor))
+            bias = self._behind(tensor) or StoredTensor(tensor, self._dtype(tensor))
         if rule.family in (Family.MOVE, Family.CLAMP) and self._dtype(node.outputs[0]) not in REALS:
             self._keep(replace(operands[0], tensor=node.outputs[0], values=None))
         return QuantizedOp(node, operands, weight, bias)
 
-    def _behind(self, tensor: str) -> Stored | None:
+    def _behind(self, tensor: str) -> StoredTensor | None:
         """Return the stored tensor that a tensor is, or is dequantized from."""
         if tensor in self._grids:
             return self._grids[tensor]
         producer = self._graph.producers.get(tensor)
         return self._grids.get(producer.inputs[0]) if producer is not None and producer.op == DEQUANTIZE else None
 
-    def _data_behind(self, tensor: str) -> Stored | None:
+    def _data_behind(self, tensor: str) -> StoredTensor | None:
         """Return the same for an activation; a dequantized accumulator is a float."""
         found = self._behind(tensor)
         accumulator = found is not None and found.tensor != tensor and found.dtype in WIDE and found.values is None
         return None if accumulator else found
 
-    def _weight_behind(self, node: Node, rule: OpRule) -> Stored | None:
+    def _weight_behind(self, node: Node, rule: OpRule) -> StoredTensor | None:
         """Return the stored tensor that an op's weight is dequantized from; exporters may transpose it in between."""
         if rule.weight is None:
             return None
@@ -277,7 +277,7 @@ class _Reader:
             tensor = self._graph.producers[tensor].inputs[0]
         return found
 
-    def _result(self, node: Node) -> tuple[set[str], Stored | None]:
+    def _result(self, node: Node) -> tuple[set[str], StoredTensor | None]:
         """Return (the clamps between an op and its QuantizeLinear, how the result is stored)."""
         clamps: set[str] = set()
         tensor = node.outputs[0]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import refusal
-from quantpipe.lint.reading import QuantizedOp, Stored
+from quantpipe.lint.reading import QuantizedOp, StoredTensor
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import saturating_channels
 from quantpipe.types import DType, Granularity, HardwareSpec, Isa, OpSignature, Scales
@@ -29,7 +29,7 @@ LEAST_STEP = 2.0**-149
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class LintPlace:
     """Hold the input of a rule."""
 
     op: QuantizedOp
@@ -45,7 +45,7 @@ class Place:
         return max(self.spec.weights.bits, more or 0)
 
     @property
-    def stored(self) -> tuple[Stored, ...]:
+    def stored(self) -> tuple[StoredTensor, ...]:
         """Return the stored activations of the op: operands and result."""
         return (*self.op.operands, *([self.op.output] if self.op.output is not None else []))
 
@@ -61,7 +61,7 @@ class Place:
         return rule is not None and rule.family is Family.CLAMP
 
 
-def declared(place: Place) -> Iterator[Objection]:
+def declared(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection where the device does not run the op, on these types and with these attributes."""
     node, spec = place.op.node, place.spec
     rule = rule_of(node)
@@ -86,7 +86,7 @@ def declared(place: Place) -> Iterator[Objection]:
     yield "attribute", node.name, f"{node.op}: {reasons[fitting[-1]]}"
 
 
-def zero_points(place: Place) -> Iterator[Objection]:
+def zero_points(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection to each zero point other than 0 where the device is symmetric."""
     if place.spec.activations.symmetric:
         for tensor in place.stored:
@@ -100,7 +100,7 @@ def zero_points(place: Place) -> Iterator[Objection]:
             yield "zero_point", weight.tensor, f"weight zero point {worst}; legal is 0"
 
 
-def powers_of_two(place: Place) -> Iterator[Objection]:
+def powers_of_two(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection to each scale that is no power of two, where the device only shifts."""
     if place.spec.scales is not Scales.POWER_OF_TWO:
         return
@@ -109,7 +109,7 @@ def powers_of_two(place: Place) -> Iterator[Objection]:
             yield "power_of_two", tensor.tensor, f"scale {wrong[0]:.9g} is no power of two ({len(wrong)} such)"
 
 
-def granularity(place: Place) -> Iterator[Objection]:
+def granularity(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection to scales per channel, where the device has one per tensor."""
     for tensor in place.stored:
         if tensor.scale is not None and tensor.scale.size > 1:
@@ -120,7 +120,7 @@ def granularity(place: Place) -> Iterator[Objection]:
             yield "granularity", weight.tensor, f"{weight.scale.size} scales, one per channel; legal is per_tensor"
 
 
-def weight_values(place: Place) -> Iterator[Objection]:
+def weight_values(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection to weights beyond the device's bits, or at the most negative integer where that is illegal."""
     for weight in _weight(place):
         if weight.values is None or weight.zero is None or weight.dtype not in KNOWN:
@@ -135,7 +135,7 @@ def weight_values(place: Place) -> Iterator[Objection]:
             yield "weight_range", weight.tensor, f"{what}; legal is {low} to {high} ({place.weight_bits} bits)"
 
 
-def bias(place: Place) -> Iterator[Objection]:
+def bias(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection to a bias without the device's type, zero point 0, or the accumulator's scale s_x·s_w.
 
     In a Q/DQ file it has the type that the tool chain loads there.
@@ -164,7 +164,7 @@ def bias(place: Place) -> Iterator[Objection]:
         yield "bias_scale", found.tensor, f"bias scale {is_:.9g} of channel {worst}; legal is s_x·s_w = {legal:.9g}"
 
 
-def pairs(place: Place) -> Iterator[Objection]:
+def pairs(place: LintPlace) -> Iterator[Objection]:
     """Yield an objection to int8 weights whose products saturate in int16 on x86 without VNNI, where `isa` is any."""
     weight, operands = place.op.weight, place.op.operands
     rule = rule_of(place.op.node)
@@ -183,7 +183,7 @@ def pairs(place: Place) -> Iterator[Objection]:
         yield PAIRS, weight.tensor, f"{text}; legal are two neighbours of equal sign up to 128 together"
 
 
-RULES: tuple[Callable[[Place], Iterator[Objection]], ...] = (
+RULES: tuple[Callable[[LintPlace], Iterator[Objection]], ...] = (
     declared,
     zero_points,
     powers_of_two,
@@ -194,11 +194,11 @@ RULES: tuple[Callable[[Place], Iterator[Objection]], ...] = (
 )
 
 
-def _weight(place: Place) -> tuple[Stored, ...]:
+def _weight(place: LintPlace) -> tuple[StoredTensor, ...]:
     return (place.op.weight,) if place.op.weight is not None else ()
 
 
-def _takes(signature: OpSignature, place: Place) -> bool:
+def _takes(signature: OpSignature, place: LintPlace) -> bool:
     """Return whether the types of operands, weight and result are the signature's."""
     wanted = [signature.input(number) for number in range(len(place.op.operands))]
     operands = all(_holds(w, t) for w, t in zip(wanted, place.op.operands, strict=True))
@@ -208,13 +208,13 @@ def _takes(signature: OpSignature, place: Place) -> bool:
     return operands and weights and result
 
 
-def _is_exact_everywhere(weight: Stored, spec: HardwareSpec) -> bool:
+def _is_exact_everywhere(weight: StoredTensor, spec: HardwareSpec) -> bool:
     """Return whether these are int8 weights as uint8 about 128, which `isa: any` admits for given integers."""
     unsigned = spec.isa is Isa.ANY and weight.dtype == DType.UINT8
     return unsigned and weight.zero is not None and bool(np.all(weight.zero == 1 << 7))
 
 
-def _holds(wanted: DType, tensor: Stored) -> bool:
+def _holds(wanted: DType, tensor: StoredTensor) -> bool:
     """Return whether a stored type is the wanted one, or a wider one that holds its values (4 bits in bytes)."""
     if tensor.dtype not in KNOWN:
         return False

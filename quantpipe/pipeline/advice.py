@@ -20,7 +20,7 @@ from quantpipe.hardware.gain import own_cost
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import reference_of
 from quantpipe.pipeline import stages
-from quantpipe.pipeline.advice_row import Measured, advice_row
+from quantpipe.pipeline.advice_row import MeasuredLoss, advice_row
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.precision import applied
@@ -85,31 +85,31 @@ class Advisor:
         """Return the share of right answers of the float model; None without labels."""
         return top1(self.reference.outputs, self.reference.labels)
 
-    def as_it_is(self) -> Measured:
+    def as_it_is(self) -> MeasuredLoss:
         """Return the measurements of the run's own strategy, recovery included."""
         return self._judged(
             self._job.with_topology_of(self._found.strategy), self._found.strategy, self._found.overrides
         )
 
-    def unrecovered(self) -> Measured:
+    def unrecovered(self) -> MeasuredLoss:
         """Return the measurements without recovery."""
         return self._judged(self._job.with_topology_of(self._found.strategy), self._found.strategy, NO_OVERRIDES)
 
-    def measured(self, change: Change) -> Measured | None:
+    def measured(self, change: Change) -> MeasuredLoss | None:
         """Return the measurements of a run with the change; None if it is impossible."""
         try:
             return self._measured(change)
         except QuantpipeError:
             return None  # the device, or another statement of the user's, does not allow it
 
-    def row(self, change: Change, before: Measured) -> AdviceRow | None:
+    def row(self, change: Change, before: MeasuredLoss) -> AdviceRow | None:
         """Return the row of a change; None where it cannot be made, or changes nothing."""
         after = self.measured(change)
         if after is None or after == before:
             return None
         return advice_row(change, before, after)
 
-    def _measured(self, change: Change) -> Measured:
+    def _measured(self, change: Change) -> MeasuredLoss:
         with tempfile.TemporaryDirectory(prefix="quantpipe-") as folder:
             settings = replace(change.settings, folder=Path(folder))
             graph = self._with_more_channels(settings)
@@ -154,7 +154,7 @@ class Advisor:
         as_before = {key: own.ranges[key] for key in kept if key not in other}
         return replace(found, ranges={**found.ranges, **as_before})
 
-    def _judged(self, job: RunContext, strategy: Strategy, overrides: Overrides) -> Measured:
+    def _judged(self, job: RunContext, strategy: Strategy, overrides: Overrides) -> MeasuredLoss:
         """`job` has the topology of the strategy already."""
         spec = job.settings.spec
         cost = COSTS[own_cost(spec)](job.topology, job.graph, spec, strategy.bits)
@@ -163,7 +163,7 @@ class Advisor:
         self._judge.release()  # the sessions of another topology
         outputs = self._judge.outputs(job.graph, job.topology, plan)
         accuracy = top1(self.reference.main(outputs), self.reference.labels)
-        return Measured(self._judge.loss_of(outputs), accuracy, cost)
+        return MeasuredLoss(self._judge.loss_of(outputs), accuracy, cost)
 
 
 def _point(job: RunContext, strategy: Strategy) -> Point:
@@ -193,7 +193,7 @@ def _recovered(job: RunContext, strategy: Strategy, profile: Profile, options: R
     settings = job.settings
     climbed = stages.recover(
         Problem(job.graph, job.topology, settings.spec, settings.schema),
-        stages.Searched(strategy, NO_OVERRIDES, profile),
+        stages.SearchedStrategy(strategy, NO_OVERRIDES, profile),
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(

@@ -9,7 +9,7 @@ from quantpipe.types import AdviceRow
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLoss:
     """Hold a model's loss on the samples of the search, its accuracy, and its device cost if known."""
 
     loss: float
@@ -37,7 +37,7 @@ class Told(Protocol):
         """Return the overrides that make it."""
 
 
-def advice_row(change: Told, before: Measured, after: Measured) -> AdviceRow:
+def advice_row(change: Told, before: MeasuredLoss, after: MeasuredLoss) -> AdviceRow:
     """Return the row of a change; `gain` is the share of the loss before that it takes away."""
     return {
         "role": change.role,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.artifacts import Unit, read_json
+from quantpipe.artifacts import ArtifactUnit, read_json
 from quantpipe.conform.compare import compare_dump
 from quantpipe.conform.describe import Described
 from quantpipe.conform.dump import has_dump, read_dump
@@ -102,7 +102,7 @@ def _written(
         "left_out": dict(left_out),
     }
     origin = run.job.origin("vectors", {"strategy": run.strategy}, ("hardware", "schema"))
-    with Unit(folder) as unit:
+    with ArtifactUnit(folder) as unit:
         kept: set[Path] = set()
 
         def put(name: str, content: bytes) -> None:

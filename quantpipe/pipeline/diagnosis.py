@@ -16,7 +16,7 @@ from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.pipeline.advice import Change
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.inspection import Closeness, inspect
 from quantpipe.pipeline.settings import EvaluateSettings
 from quantpipe.search import Metric
@@ -43,7 +43,7 @@ def diagnose(
     profile: Profile | None,
     report: RunReport,
     *,
-    shipped: Callable[[], Shipped],
+    shipped: Callable[[], ShippedOptions],
 ) -> DiagnosisPart | None:
     """Return the diagnosis of a result; None where it loses no more than allowed, or diagnosis is off.
 
@@ -54,14 +54,14 @@ def diagnose(
     if not why or job.settings.evaluate.explain == "none":
         return None
     try:
-        return _diagnosed(job, found, profile, why, shipped=shipped() if profile is not None else Shipped())
+        return _diagnosed(job, found, profile, why, shipped=shipped() if profile is not None else ShippedOptions())
     except QuantpipeError as error:  # the result is there; a run does not fail for what is said about it
         job.console.warn(f"evaluate.explain: what is wrong with the result could not be found out: {error}")
         return None
 
 
 def _diagnosed(
-    job: RunContext, found: SearchDecision, profile: Profile | None, why: list[str], *, shipped: Shipped
+    job: RunContext, found: SearchDecision, profile: Profile | None, why: list[str], *, shipped: ShippedOptions
 ) -> DiagnosisPart:
     began, search = time.perf_counter(), job.inputs.search
     work = max(sum(multiply_accumulates(node, job.graph) for node in job.graph.nodes), 1)

@@ -11,7 +11,7 @@ from quantpipe.data.subset import First
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.explain_settings import ExplainSettings, Shipped
+from quantpipe.pipeline.explain_settings import ExplainSettings, ShippedOptions
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.inspection import Closeness, inspect
 from quantpipe.pipeline.replay import finished_run, replayed_strategy
@@ -22,7 +22,7 @@ from quantpipe.version import __version__
 STAGE = "explain"
 
 
-def explain(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
+def explain(settings: Settings, console: Console, shipped: ShippedOptions, options: ExplainSettings) -> ExplainReport:
     """Explain the losses of the run in `settings.folder`, write the result there, and return it.
 
     `shipped` are options of the configuration that are tried for the whole run. Raises ArtifactError where the folder
@@ -38,7 +38,9 @@ def explain(settings: Settings, console: Console, shipped: Shipped, options: Exp
     return report
 
 
-def explain_strategy(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
+def explain_strategy(
+    settings: Settings, console: Console, shipped: ShippedOptions, options: ExplainSettings
+) -> ExplainReport:
     """Explain the losses of a strategy file, write the result into `settings.folder`, and return it.
 
     The file is `settings.strategy`. Model, samples and device come from the settings, as for a replay; statistics are
@@ -57,7 +59,12 @@ def explain_strategy(settings: Settings, console: Console, shipped: Shipped, opt
 
 
 def explained(
-    job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: Shipped, options: ExplainSettings
+    job: RunContext,
+    found: SearchDecision,
+    profile: Profile | None,
+    *,
+    shipped: ShippedOptions,
+    options: ExplainSettings,
 ) -> ExplainReport:
     """Return the content of explain.json for a decision.
 

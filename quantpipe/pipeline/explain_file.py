@@ -20,7 +20,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.outputs import top1
 from quantpipe.pipeline.advice_order import SPLIT, ordered
-from quantpipe.pipeline.advice_row import Measured
+from quantpipe.pipeline.advice_row import MeasuredLoss
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.faults import name_faults, name_reasons
@@ -132,7 +132,7 @@ def _read(settings: Settings, file: Path) -> _Read:
     return _Read(inputs, other, foreign(inputs.graph, other, raw.real.given))
 
 
-def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: Graph) -> Measured:
+def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: Graph) -> MeasuredLoss:
     """Return the loss of the file as onnxruntime runs it."""
     parts = [run.run(batch.inputs)[0] for batch in samples.batches(graph.batch_size)]
     names = judge.reference.names
@@ -140,12 +140,12 @@ def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: 
     return judge.of(outputs if len(names) > 1 else outputs[names[0]])
 
 
-def _more(one: Measured, other: Measured) -> bool:
+def _more(one: MeasuredLoss, other: MeasuredLoss) -> bool:
     """Return whether one loses more than the other by a share that rounding does not explain."""
     return one.loss - other.loss > BY_ARITHMETIC * one.loss and one.loss > LEAST_LOSS
 
 
-def _doubts(read: _Read, judge: FakeQuantized, now: Measured, before: Measured) -> list[str]:
+def _doubts(read: _Read, judge: FakeQuantized, now: MeasuredLoss, before: MeasuredLoss) -> list[str]:
     """Return reasons not to evaluate the file by its scales and integers alone."""
     found, said = read.found, []
     if _more(now, before):

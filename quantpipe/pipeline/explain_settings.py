@@ -36,7 +36,7 @@ class ExplainSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Shipped:
+class ShippedOptions:
     """Options of the configuration that are tried for the whole run, by name: ranges, and the steps of recovery."""
 
     thresholds: Mapping[str, tuple[Estimator, WeightMethod]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quantpipe.pipeline.advice_order import HALF
-from quantpipe.precision import Finding, outliers_of
+from quantpipe.precision import RangeFinding, outliers_of
 from quantpipe.types import AdviceRow, CauseRow, RaisedRow, TensorStats
 
 SERIOUS = 0.02
@@ -28,7 +28,7 @@ def name_faults(
     *,
     statistics: Mapping[str, TensorStats],
     raised: Sequence[RaisedRow] = (),
-    findings: Sequence[Finding] = (),
+    findings: Sequence[RangeFinding] = (),
 ) -> None:
     """Add to each row a description of its fault, in place; rows without a clear fault get none.
 

@@ -11,11 +11,11 @@ from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.baseline import Compared, baseline, baseline_warning, worth_comparing
+from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
-from quantpipe.evaluate.progress import Course
+from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, read_model
@@ -49,7 +49,7 @@ from quantpipe.version import __version__
 
 
 @dataclass(frozen=True, eq=False)
-class Realized:
+class RealizedRun:
     """Hold the integer model, and the run as it goes on with it.
 
     The topology of the run is the strategy's, and its network is the one after recovery.
@@ -64,7 +64,7 @@ class Realized:
     """The clean model as it was given, without what recovery changed."""
 
 
-def realize(job: RunContext, found: SearchDecision) -> Realized:
+def realize(job: RunContext, found: SearchDecision) -> RealizedRun:
     """Write the integer model of what was found, unless the folder holds it."""
     given = job.graph
     job, settings = job.with_topology_of(found.strategy), job.settings
@@ -78,11 +78,11 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
         claims = certificate(job.graph, job.topology, plan, settings.spec, realized=first, form=forms.backend)
         ship = forms.ship(job, plan)
         job.files.write_realized(plan, job.topology, first, claims, origin=made_from, others=forms.contents, ship=ship)
-    return Realized(job, plan, forms, strategy, given)
+    return RealizedRun(job, plan, forms, strategy, given)
 
 
 def evaluate(
-    made: Realized,
+    made: RealizedRun,
     found: SearchDecision,
     profile: Profile | None,
     seen: Reference | None = None,
@@ -123,7 +123,7 @@ def evaluate(
 
 
 def _evaluate(
-    made: Realized,
+    made: RealizedRun,
     found: SearchDecision,
     profile: Profile | None,
     *,
@@ -134,7 +134,7 @@ def _evaluate(
     """Return the report, and the data that are kept next to it."""
     job, plan = made.job, made.plan
     settings, samples = job.settings, job.inputs.evaluate
-    options, course = settings.evaluate, Course(kept, job.console.progress)
+    options, course = settings.evaluate, EvaluationProgress(kept, job.console.progress)
     few = options.realized_samples
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
     job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
@@ -215,7 +215,7 @@ def _evaluate(
     return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
 
 
-def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
+def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
     """Return the accuracy of onnxruntime's own quantization; warn if it is better than the result."""
     job, graph = made.job, made.given
     spec, latency = job.settings.spec, evaluation.latency
@@ -224,7 +224,7 @@ def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> Bas
     if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, ratio=latency["ratio"]):
         return None
     session = Session(realized.model, where="the realized model")
-    compared = Compared(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])
+    compared = BaselineModels(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])
     found = baseline(compared, evaluation.accurate)
     said = baseline_warning(found, job.topology, job.graph.as_given is not None)
     if said is not None:

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.evaluate.foreign import Foreign
 from quantpipe.evaluate.paired import is_clamp
-from quantpipe.evaluate.sensitivity import Exchanged, Numbers
+from quantpipe.evaluate.sensitivity import Exchanged, QuantizedParts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import round_real
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import Compared, Found, Reference, loss_of, outputs_of, reference_of
-from quantpipe.pipeline.advice_row import Measured, advice_row
+from quantpipe.pipeline.advice_row import MeasuredLoss, advice_row
 from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.pipeline.proposals import ALIKE, OTHER_RANGES, WIDE, Culprit
 from quantpipe.types import AdviceRow, Quantizer, Samples, Symmetry, TensorSchema, TensorStats
@@ -33,14 +33,14 @@ FLOAT_NODES, CONSTRAINTS = "annotate.float_nodes", "annotate.constraints"
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class ForeignChange:
     """Hold other scales or integers than the file's, in words and as switches of the float model."""
 
     role: str
     members: tuple[str, ...]
     words: str
     overrides: tuple[str, ...]
-    numbers: Numbers = field(repr=False)
+    numbers: QuantizedParts = field(repr=False)
 
 
 class FakeQuantized:
@@ -52,7 +52,7 @@ class FakeQuantized:
             Session(graph.model, where=graph.source), samples, graph.batch_size, compared
         )
 
-    def measured(self, numbers: Numbers) -> Measured:
+    def measured(self, numbers: QuantizedParts) -> MeasuredLoss:
         """Return the loss of the model with all of these scales and integers."""
         self.evaluations += 1
         made = with_switches(self._graph.model, numbers.quantizers, numbers.constants)
@@ -65,12 +65,12 @@ class FakeQuantized:
             found = dict(zip(self.reference.names, found.values(), strict=True))
         return self.of(found)
 
-    def of(self, found: Found) -> Measured:
+    def of(self, found: Found) -> MeasuredLoss:
         """Return the loss of any model's outputs over the samples."""
         accuracy = top1(self.reference.main(found), self.reference.labels)
-        return Measured(loss_of(self.reference, found), accuracy)
+        return MeasuredLoss(loss_of(self.reference, found), accuracy)
 
-    def row(self, change: Change, before: Measured) -> AdviceRow:
+    def row(self, change: ForeignChange, before: MeasuredLoss) -> AdviceRow:
         """Return the row of a change."""
         after = self.measured(change.numbers)
         return advice_row(change, before, after)
@@ -85,7 +85,7 @@ class ForeignProposals:
     statistics: Mapping[str, TensorStats]
     schema: TensorSchema
 
-    def of(self, culprit: Culprit) -> Iterator[Change]:
+    def of(self, culprit: Culprit) -> Iterator[ForeignChange]:
         """Return possible remedies for a culprit."""
         yield from self._in_float(culprit)
         if culprit.is_weight:
@@ -95,7 +95,7 @@ class ForeignProposals:
             yield from self._range(culprit, name, estimator)
         yield from self._wider(culprit)
 
-    def _in_float(self, culprit: Culprit) -> Iterator[Change]:
+    def _in_float(self, culprit: Culprit) -> Iterator[ForeignChange]:
         """Return nodes that are not quantized: a tensor stays in float as long as one of its nodes does."""
         graph, numbers = self.graph, self.found.numbers
         nodes = {n.name: None for t in culprit.members for n, _ in graph.consumers.get(t, ())}
@@ -112,9 +112,9 @@ class ForeignProposals:
             return
         text = override(FLOAT_NODES, patterns(list(nodes), [n.name for n in graph.nodes]))
         words = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} in float: {', '.join(list(nodes)[:4])}"
-        yield Change(culprit.role, culprit.members, words, (text,), Numbers(tensors, constants))
+        yield ForeignChange(culprit.role, culprit.members, words, (text,), QuantizedParts(tensors, constants))
 
-    def _range(self, culprit: Culprit, name: str, estimator: Estimator) -> Iterator[Change]:
+    def _range(self, culprit: Culprit, name: str, estimator: Estimator) -> Iterator[ForeignChange]:
         changed: dict[str, Quantizer] = {}
         stated: dict[str, Any] = {}
         for tensor in culprit.members:
@@ -133,7 +133,7 @@ class ForeignProposals:
             words = f"range by {name}" + (f": {low:g} to {high:g}" if len(stated) == 1 else "")
             yield self._quantized(culprit, words, changed, stated)
 
-    def _wider(self, culprit: Culprit) -> Iterator[Change]:
+    def _wider(self, culprit: Culprit) -> Iterator[ForeignChange]:
         known = self.found.numbers.quantizers
         members = [t for t in culprit.members if t in known and known[t].bits < WIDE]
         wide = {t: _wide(known[t]) for t in members}
@@ -142,12 +142,12 @@ class ForeignProposals:
 
     def _quantized(
         self, culprit: Culprit, words: str, changed: Mapping[str, Quantizer], stated: Mapping[str, Any]
-    ) -> Change:
+    ) -> ForeignChange:
         numbers = self.found.numbers
-        others = Numbers({**numbers.quantizers, **changed}, numbers.constants)
-        return Change(culprit.role, tuple(changed), words, (override(CONSTRAINTS, stated),), others)
+        others = QuantizedParts({**numbers.quantizers, **changed}, numbers.constants)
+        return ForeignChange(culprit.role, tuple(changed), words, (override(CONSTRAINTS, stated),), others)
 
-    def _weights(self, culprit: Culprit) -> Iterator[Change]:
+    def _weights(self, culprit: Culprit) -> Iterator[ForeignChange]:
         numbers, weights = self.found.numbers, self.found.weights
         coarse = [t for t in culprit.members if t in weights and weights[t].grid.single and weights[t].values.ndim > 1]
         finer = {t: replace(numbers.constants[t], held=per_channel(numbers.constants[t])) for t in coarse}
@@ -158,10 +158,10 @@ class ForeignProposals:
         if true:
             yield self._exchanged(culprit, "its bias as it is, by coarser scales of the weight or more bits", true)
 
-    def _exchanged(self, culprit: Culprit, words: str, changed: Mapping[str, Exchanged]) -> Change:
+    def _exchanged(self, culprit: Culprit, words: str, changed: Mapping[str, Exchanged]) -> ForeignChange:
         numbers = self.found.numbers
-        others = Numbers(numbers.quantizers, {**numbers.constants, **changed})
-        return Change(culprit.role, tuple(changed), words, (), others)
+        others = QuantizedParts(numbers.quantizers, {**numbers.constants, **changed})
+        return ForeignChange(culprit.role, tuple(changed), words, (), others)
 
 
 def _makers(graph: Graph, tensor: str) -> Iterator[str]:

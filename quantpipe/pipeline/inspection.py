@@ -13,11 +13,11 @@ from quantpipe.data.subset import First
 from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.pipeline.advice import Advisor, Change
 from quantpipe.pipeline.advice_order import SPLIT, ordered
-from quantpipe.pipeline.advice_row import Measured
+from quantpipe.pipeline.advice_row import MeasuredLoss
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.faults import name_faults, name_reasons
-from quantpipe.pipeline.proposals import Culprit, Proposals
+from quantpipe.pipeline.proposals import ChangeProposals, Culprit
 from quantpipe.plan import Problem
 from quantpipe.precision import findings_of
 from quantpipe.recover import outlier_channels
@@ -51,8 +51,8 @@ class Inspection:
 
     causes: list[CauseRow]
     accumulators: list[AccumulatorRow]
-    now: Measured
-    before: Measured
+    now: MeasuredLoss
+    before: MeasuredLoss
     recovered: bool
     float_accuracy: float | None
     advice: list[AdviceRow]
@@ -62,7 +62,7 @@ class Inspection:
 
 
 def inspect(
-    job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: Shipped, closeness: Closeness
+    job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: ShippedOptions, closeness: Closeness
 ) -> Inspection:
     """Return a strategy's losses by place, and changes of the configuration with their gains, the best first.
 
@@ -89,7 +89,7 @@ def inspect(
     shown = First(job.inputs.calibrate, min(len(few), len(job.inputs.calibrate)))
     names = [t for one in culprits for t in one.members]
     outliers = outlier_channels(job.graph, settled.topology, names, shown)
-    proposals = Proposals(job, found.strategy, settled.topology, statistics, wrapped, outliers)
+    proposals = ChangeProposals(job, found.strategy, settled.topology, statistics, wrapped, outliers)
     changes = [*(c for one in culprits for c in proposals.of(one)), *proposals.of_all(shipped, recovered=recovered)]
     measured = [change for change in changes if closeness.affordable(change)]
     job.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")

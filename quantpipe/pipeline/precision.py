@@ -25,9 +25,9 @@ from quantpipe.pipeline.origin_parts import KINDS
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
 from quantpipe.precision import (
-    Finding,
     FindingKind,
-    Move,
+    PrecisionMove,
+    RangeFinding,
     Selection,
     findings_of,
     moves_of,
@@ -167,7 +167,7 @@ def loss_of(score: Score, metric: Metric) -> float:
 
 
 def _selected(
-    opened: Candidates, aim: SearchContext, said: Sequence[Finding], start: Measured
+    opened: Candidates, aim: SearchContext, said: Sequence[RangeFinding], start: Measured
 ) -> tuple[Selection, int]:
     """Return the measured decisions, and how many evaluations they took in addition to the start."""
     job, settings = opened.job, opened.job.settings.precision
@@ -224,7 +224,7 @@ def _selected(
     return selection, evaluate.evaluations
 
 
-def _said(job: RunContext, profile: Profile, nodes: Sequence[str]) -> tuple[Finding, ...]:
+def _said(job: RunContext, profile: Profile, nodes: Sequence[str]) -> tuple[RangeFinding, ...]:
     return findings_of(job.graph, job.topology, profile, frozenset(nodes))
 
 
@@ -240,7 +240,7 @@ def _alike(job: RunContext, found: frozenset[str]) -> frozenset[str]:
     return found.union(*(move.nodes for move in roles if not found.isdisjoint(move.nodes)))
 
 
-def _masked(job: RunContext, said: Sequence[Finding]) -> frozenset[str]:
+def _masked(job: RunContext, said: Sequence[RangeFinding]) -> frozenset[str]:
     """Return nodes with a mask in their input range, such as a Softmax after the addition of a mask."""
     return readers_of(job.graph, nodes_of(said, FindingKind.MASK))
 
@@ -254,7 +254,7 @@ def _refused(opened: Candidates) -> str | None:
     return None
 
 
-def _certain(said: Sequence[Finding]) -> list[Finding]:
+def _certain(said: Sequence[RangeFinding]) -> list[RangeFinding]:
     return [finding for finding in said if finding.kind is FindingKind.CONSTANT]
 
 
@@ -277,7 +277,7 @@ def _raisable(job: RunContext) -> frozenset[str]:
     return frozenset(s.key for s in job.variants.reference.raisable if not limits.names(bits_key(s.key)))
 
 
-def _moves(job: RunContext) -> tuple[Move, ...]:
+def _moves(job: RunContext) -> tuple[PrecisionMove, ...]:
     """Return the nodes that measurements may leave in float: computing ones, since moves and bounds follow them."""
     graph, offered = job.graph, {choice.key for choice in job.space}
     floats = [node for node in graph.nodes if choice_key(ChoiceKind.FLOAT, node.name) in offered]

@@ -10,12 +10,21 @@ from quantpipe.annotate.choices import bits_key
 from quantpipe.annotate.range_choices import range_key
 from quantpipe.annotate.tail import NEVER, TAIL
 from quantpipe.pipeline.context import RunContext
-from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, raised_moves, range_moves
+from quantpipe.precision import (
+    FindingKind,
+    PrecisionMove,
+    RangeFinding,
+    Selection,
+    moves_of,
+    named,
+    raised_moves,
+    range_moves,
+)
 from quantpipe.types import FindingRow, PrecisionRecord, PrecisionTrialRow, RoleRow
 from quantpipe.types.choice_key import ChoiceKind, choice_key, read_key
 
 
-def why(loss: float, certain: Sequence[Finding], refused: str | None) -> str:
+def why(loss: float, certain: Sequence[RangeFinding], refused: str | None) -> str:
     """Return why a decision is needed.
 
     `loss` is the loss of the start, in nats; `certain` are operands without a reliable range. `refused` is why the
@@ -28,7 +37,7 @@ def why(loss: float, certain: Sequence[Finding], refused: str | None) -> str:
     return f"in integers wherever the device has them, the outputs lose {loss:.3g}"
 
 
-def nodes_of(said: Sequence[Finding], *kinds: FindingKind) -> frozenset[str]:
+def nodes_of(said: Sequence[RangeFinding], *kinds: FindingKind) -> frozenset[str]:
     """Return the nodes of which findings of these kinds speak."""
     return frozenset(finding.node for finding in said if finding.kind in kinds)
 
@@ -40,7 +49,7 @@ def floats_of(job: RunContext, hosted: frozenset[str]) -> tuple[str, ...]:
 
 
 def record_of(
-    job: RunContext, selection: Selection, said: Sequence[Finding], measured: PrecisionRecord
+    job: RunContext, selection: Selection, said: Sequence[RangeFinding], measured: PrecisionRecord
 ) -> PrecisionRecord:
     """Return the record of the decisions, as precision.json holds it.
 
@@ -109,17 +118,17 @@ def _tail_rows(job: RunContext, tail: frozenset[str]) -> list[RoleRow]:
     ]
 
 
-def _role(move: Move, said: Sequence[Finding]) -> RoleRow:
+def _role(move: PrecisionMove, said: Sequence[RangeFinding]) -> RoleRow:
     kinds = dict.fromkeys(str(finding.kind) for finding in said if finding.node in move.nodes)
     reason = ", ".join(kinds) or "measured"
     return {"role": f"{named(move)} in float", "nodes": len(move.nodes), "share": move.share, "why": reason}
 
 
-def _is_outlier(finding: Finding) -> bool:
+def _is_outlier(finding: RangeFinding) -> bool:
     return finding.kind is FindingKind.OUTLIERS
 
 
-def _outlier_row(job: RunContext, finding: Finding) -> RoleRow:
+def _outlier_row(job: RunContext, finding: RangeFinding) -> RoleRow:
     """Return the row of a tensor with outliers, which changes nothing here: other options cost nothing, float does."""
     later = any("equalize" in str(step) for step in job.settings.recover.steps)
     mends = "equalize (recovery) rescales channels with very different ranges"
@@ -131,7 +140,7 @@ def _outlier_row(job: RunContext, finding: Finding) -> RoleRow:
     }
 
 
-def _notes(said: Sequence[Finding], floats: Sequence[str]) -> list[str]:
+def _notes(said: Sequence[RangeFinding], floats: Sequence[str]) -> list[str]:
     constant = [finding for finding in said if finding.kind is FindingKind.CONSTANT]
     tensors = dict.fromkeys(finding.tensor for finding in constant)
     if not tensors:

@@ -12,7 +12,7 @@ from quantpipe.calibrate.estimators import Estimator, MaxRange, Percentile
 from quantpipe.errors import ConfigError
 from quantpipe.pipeline.advice import Change, constraints_with, with_annotate
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.types import Granularity, Strategy, TensorStats, Topology
 from quantpipe.types.choice_key import ChoiceKind, choice_key
@@ -45,7 +45,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, eq=False)
-class Proposals:
+class ChangeProposals:
     """The changes of one run.
 
     `strategy` is what it chose, `topology` what runs in integers with that, `statistics` what other ranges follow from.
@@ -72,7 +72,7 @@ class Proposals:
         for name, estimator in OTHER_RANGES.items():
             yield from self._range(culprit, name, estimator)
 
-    def of_all(self, shipped: Shipped, *, recovered: bool) -> Iterator[Change]:
+    def of_all(self, shipped: ShippedOptions, *, recovered: bool) -> Iterator[Change]:
         """Return possible remedies for the whole run."""
         settings = self.job.settings
         for name, (estimator, method) in shipped.thresholds.items():

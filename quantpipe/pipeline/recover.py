@@ -47,7 +47,7 @@ def recover(
     started = time.perf_counter()
     climbed = stages.recover(
         Problem(job.graph, job.topology, settings.spec, settings.schema),
-        stages.Searched(found.strategy, start, profile),
+        stages.SearchedStrategy(found.strategy, start, profile),
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(

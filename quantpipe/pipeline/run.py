@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from quantpipe.check.decisions import decisions
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.steps import Steps
@@ -21,7 +21,7 @@ from quantpipe.types import (
 )
 
 
-def open_run(settings: Settings, console: Console, shipped: Callable[[], Shipped] = Shipped) -> Steps:
+def open_run(settings: Settings, console: Console, shipped: Callable[[], ShippedOptions] = ShippedOptions) -> Steps:
     """Read the model and the data, and say what is to be known of them; the stages are still to be done.
 
     `shipped` gives the options that are tried for a result that misses its objective.

@@ -12,9 +12,9 @@ from typing import Any, cast
 import yaml
 
 from quantpipe.artifacts import (
+    ArtifactUnit,
     Origin,
     RunLock,
-    Unit,
     damage,
     digest_json,
     is_current,
@@ -147,7 +147,7 @@ class RunFolder:
             ],
         }
         choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
-        with Unit(self.topology.parent) as unit:
+        with ArtifactUnit(self.topology.parent) as unit:
             unit.json(self.topology, payload, origin)
             unit.json(self.choices, {"choices": choices, "size": str(space.size)}, chosen_from)
 
@@ -157,7 +157,7 @@ class RunFolder:
         What an interrupted calibration had left is removed.
         """
         self.look_over(self.profile, self.stats)
-        with Unit(self.stats.parent) as unit:
+        with ArtifactUnit(self.stats.parent) as unit:
             unit.text(self.profile, profile_yaml(profile), origin)
             unit.npz(self.stats, stats_arrays(profile), origin)
             unit.remove(self.partial)
@@ -250,7 +250,7 @@ class RunFolder:
 
         `points` maps a file name to the strategy of one point.
         """
-        with Unit(self.strategy.parent) as unit:
+        with ArtifactUnit(self.strategy.parent) as unit:
             for name, payload in points.items():
                 unit.json(self.front / name, payload, origin)
             unit.json(self.pareto, table, origin)
@@ -293,7 +293,7 @@ class RunFolder:
         The certificate (`claims`) names both by the digests of their files. `others` are other forms by file name;
         `ship` is the text of SHIP.md.
         """
-        with Unit(self.model.parent) as unit:
+        with ArtifactUnit(self.model.parent) as unit:
             unit.json(self.plan, plan_payload(plan, topology), origin)
             stage_model(unit, self.model, realized.model, origin)
             for name, content in others.items():
@@ -304,7 +304,7 @@ class RunFolder:
             unit.bytes(self.ship, ship.encode(), origin)
             unit.json(self.certificate, {**claims, "digests": self._digests(unit, origin)}, origin)
 
-    def _digests(self, unit: Unit, origin: Origin) -> dict[str, Any]:
+    def _digests(self, unit: ArtifactUnit, origin: Origin) -> dict[str, Any]:
         return {
             "model": unit.digests[self.model],
             "data": {path.name: digest for path, digest in unit.digests.items() if self._is_data(path)},
@@ -320,7 +320,7 @@ class RunFolder:
     def write_report(self, report: RunReport, beside: Beside, origin: Origin) -> None:
         """Write all results, for programs and for people."""
         self.look_over(self.report, self.page, self.samples, self.figures)
-        with Unit(self.report.parent) as unit:
+        with ArtifactUnit(self.report.parent) as unit:
             unit.json(self.report, report, origin)
             unit.npz(self.samples, dict(beside.samples), origin)
             unit.json(self.figures, beside.figures, origin)
@@ -362,7 +362,7 @@ class RunFolder:
         }
         if gain is not None:
             record["gain"] = gain
-        with Unit(self.recovered.parent) as unit:
+        with ArtifactUnit(self.recovered.parent) as unit:
             unit.npz(self.recovered, arrays, origin)
             unit.json(self.recovered.with_name("steps.json"), record, origin)
         return record

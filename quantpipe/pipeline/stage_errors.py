@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quantpipe.data.subset import First
 from quantpipe.evaluate.layers import layer_report, samples_for
-from quantpipe.evaluate.progress import Course
+from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline import stages
@@ -17,7 +17,9 @@ from quantpipe.types.figures import StageErrors
 BEFORE_RECOVERY = "the search, weights to the nearest"
 
 
-def earlier_errors(job: RunContext, found: SearchDecision, given: Graph, course: Course) -> list[StageErrors]:
+def earlier_errors(
+    job: RunContext, found: SearchDecision, given: Graph, course: EvaluationProgress
+) -> list[StageErrors]:
     """Return the errors before recovery, if it changed anything; else nothing.
 
     A model with external weights is left out: it would be planned, and held, twice.

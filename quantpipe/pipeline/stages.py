@@ -240,7 +240,7 @@ class Holdout:
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
+class SearchedStrategy:
     """Hold what a search leaves to recovery.
 
     It is its strategy, the integer weights that this has already, and its statistics (None: they are measured where
@@ -269,7 +269,7 @@ class RecoverySettings:
 
 def recover(
     problem: Problem,
-    searched: Searched,
+    searched: SearchedStrategy,
     samples: Samples,
     holdout: Holdout,
     *,

@@ -15,8 +15,8 @@ from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.calibrate_layers import decide_layers
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.diagnosis import diagnose
-from quantpipe.pipeline.explain_settings import Shipped
-from quantpipe.pipeline.finish import Realized, evaluate, realize
+from quantpipe.pipeline.explain_settings import ShippedOptions
+from quantpipe.pipeline.finish import RealizedRun, evaluate, realize
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
 from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.recover import recover
@@ -53,7 +53,7 @@ class Steps:
     the options that are tried for a result that misses its objective.
     """
 
-    def __init__(self, job: RunContext, shipped: Callable[[], Shipped] = Shipped) -> None:
+    def __init__(self, job: RunContext, shipped: Callable[[], ShippedOptions] = ShippedOptions) -> None:
         self.job, self._shipped = job, shipped
         self._wanted = frozenset(job.settings.stages)
 
@@ -130,7 +130,7 @@ class Steps:
         return judged(job, better, aim.judging)
 
     @cached_property
-    def realized(self) -> Realized:
+    def realized(self) -> RealizedRun:
         """Return the integer model, in the folder."""
         return realize(self.job, self.recovered)
 

@@ -1,13 +1,13 @@
 """Which nodes stay in float before anything is searched, by what ranges and measurements say (`precision=auto`)."""
 
-from quantpipe.precision.moves import Move, moves_of, named, raised_moves, range_moves
-from quantpipe.precision.ranges import Finding, FindingKind, findings_of, outliers_of, readers_of
+from quantpipe.precision.moves import PrecisionMove, moves_of, named, raised_moves, range_moves
+from quantpipe.precision.ranges import FindingKind, RangeFinding, findings_of, outliers_of, readers_of
 from quantpipe.precision.selection import Selection, Tried
 
 __all__ = [
-    "Finding",
     "FindingKind",
-    "Move",
+    "PrecisionMove",
+    "RangeFinding",
     "Selection",
     "Tried",
     "findings_of",

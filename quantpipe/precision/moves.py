@@ -23,7 +23,7 @@ STEPS = 2
 
 
 @dataclass(frozen=True)
-class Move:
+class PrecisionMove:
     """Nodes that are left in float, or not, as one. `share`: of the model's multiply-accumulates."""
 
     nodes: tuple[str, ...]
@@ -35,23 +35,23 @@ class Move:
         """Return whether the nodes do the multiplications that integers are there for."""
         return self.share > 0
 
-    def halves(self) -> tuple[Move, ...]:
+    def halves(self) -> tuple[PrecisionMove, ...]:
         """Return the two halves in execution order; nothing of a single node."""
         middle = len(self.nodes) // 2
         if middle == 0:
             return ()
         parts = (self.nodes[:middle], self.nodes[middle:])
-        return tuple(Move(part, self.op, self.share * len(part) / len(self.nodes)) for part in parts)
+        return tuple(PrecisionMove(part, self.op, self.share * len(part) / len(self.nodes)) for part in parts)
 
 
-def named(move: Move) -> str:
+def named(move: PrecisionMove) -> str:
     """Return what a table says of a move: the op, how many, the first and the last node."""
     if len(move.nodes) == 1:
         return f"{move.op} {move.nodes[0]}"
     return f"{len(move.nodes)} x {move.op}: {move.nodes[0]} to {move.nodes[-1]}"
 
 
-def moves_of(graph: Graph, nodes: Collection[str]) -> tuple[Move, ...]:
+def moves_of(graph: Graph, nodes: Collection[str]) -> tuple[PrecisionMove, ...]:
     """Return the roles that `nodes` fall into, in execution order of their first nodes.
 
     Two nodes have one role where they have the same op, constants of the same shapes, and neighbours of the same roles
@@ -68,21 +68,21 @@ def moves_of(graph: Graph, nodes: Collection[str]) -> tuple[Move, ...]:
     else:
         parts = _parted(chosen, [(node.op, macs(node, graph) > 0) for node in chosen])
     return tuple(
-        Move(tuple(n.name for n in part), part[0].op, sum(macs(n, graph) for n in part) / total)
+        PrecisionMove(tuple(n.name for n in part), part[0].op, sum(macs(n, graph) for n in part) / total)
         for part in parts.values()
     )
 
 
-def range_moves(graph: Graph, groups: Sequence[ScaleGroup]) -> tuple[Move, ...]:
+def range_moves(graph: Graph, groups: Sequence[ScaleGroup]) -> tuple[PrecisionMove, ...]:
     """Return the scale groups by the op that makes their first tensor, each by the key of its choice of range."""
     parts: dict[str, list[str]] = {}
     for group in groups:
         producer = graph.producers.get(group.key)
         parts.setdefault("input" if producer is None else producer.op, []).append(range_key(group.key))
-    return tuple(Move(tuple(keys), op, 0.0) for op, keys in parts.items())
+    return tuple(PrecisionMove(tuple(keys), op, 0.0) for op, keys in parts.items())
 
 
-def raised_moves(graph: Graph, topology: Topology, keys: Collection[str]) -> tuple[Move, ...]:
+def raised_moves(graph: Graph, topology: Topology, keys: Collection[str]) -> tuple[PrecisionMove, ...]:
     """Return the tensors that may have more bits, by the role of the node that makes them, with weights read by them.
 
     A layer that reads a tensor of more bits runs in the wider type, in which more bits of its weight cost nothing.
@@ -107,7 +107,7 @@ def raised_moves(graph: Graph, topology: Topology, keys: Collection[str]) -> tup
         tensors = {tensor for key in found for tensor in groups[key].tensors}
         layers = (k for k in topology.kernels if any(o.tensor in tensors for o in k.operands))
         weights = [k.weight for k in layers if k.weight is not None and k.weight in keys]
-        moves.append(Move(tuple(bits_key(name) for name in dict.fromkeys((*found, *weights))), op, 0.0))
+        moves.append(PrecisionMove(tuple(bits_key(name) for name in dict.fromkeys((*found, *weights))), op, 0.0))
     return tuple(moves)
 
 

@@ -45,7 +45,7 @@ class FindingKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class RangeFinding:
     """State one thing about `tensor`, at `node`, in words."""
 
     kind: FindingKind
@@ -59,7 +59,7 @@ class Finding:
         return self.kind in (FindingKind.MASK, FindingKind.APART)
 
 
-def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[Finding, ...]:
+def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[RangeFinding, ...]:
     """Return what the ranges of operands say, in execution order, outliers behind the rest.
 
     Args:
@@ -68,7 +68,7 @@ def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Colle
         profile: Statistics of activations; tensors without any are passed over.
         nodes: The kernels of the topology that could run in float; outliers are looked for in front of all weights.
     """
-    found: list[Finding] = []
+    found: list[RangeFinding] = []
     for kernel in topology.kernels:
         if kernel.node not in nodes:
             continue
@@ -82,13 +82,13 @@ def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Colle
     readers = {k.operands[0].tensor: k.node for k in reversed(topology.kernels) if k.weight is not None}
     for tensor, node_name in reversed(readers.items()):
         if tensor in profile.tensors and tensor not in named and (note := outliers_of(profile.tensors[tensor])):
-            found.append(Finding(FindingKind.OUTLIERS, node_name, tensor, note))
+            found.append(RangeFinding(FindingKind.OUTLIERS, node_name, tensor, note))
     return tuple(found)
 
 
-def _constant(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
+def _constant(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[RangeFinding]:
     return [
-        Finding(
+        RangeFinding(
             FindingKind.CONSTANT,
             node.name,
             tensor,
@@ -143,7 +143,7 @@ def readers_of(graph: Graph, nodes: Collection[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
+def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[RangeFinding]:
     """Find a sentinel among the operands: so large that nothing is left of the others where they share its scale."""
     sizes = {o.tensor: _size(graph, o.tensor, stats) for o in kernel.operands}
     sizes |= {t: _size(graph, t, stats) for t in node.inputs if graph.is_constant(t) and t not in sizes}
@@ -159,7 +159,7 @@ def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorSt
     if known[mask] < ratio * values[least]:
         return []
     note = f"{mask} masks with values up to {known[mask]:.3g}; {least} (up to {values[least]:.3g}) is lost next to them"
-    return [Finding(FindingKind.MASK, node.name, mask, note)]
+    return [RangeFinding(FindingKind.MASK, node.name, mask, note)]
 
 
 def _is_sentinel(graph: Graph, node: Node, mask: str, stats: Mapping[str, TensorStats]) -> bool:
@@ -192,7 +192,7 @@ def _is_two_valued(graph: Graph, mask: str, stats: Mapping[str, TensorStats]) ->
     return len(other) == 1 and len(held) > 1
 
 
-def _apart(node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
+def _apart(node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[RangeFinding]:
     sizes = {o.tensor: stats[o.tensor].absolute_maximum for o in kernel.operands if o.tensor in stats}
     sizes = {tensor: size for tensor, size in sizes.items() if size > 0}
     if len(sizes) < 2:
@@ -201,7 +201,7 @@ def _apart(node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list
     if sizes[most] < APART_RATIO * sizes[least]:
         return []
     note = f"{node.name} joins {least} (up to {sizes[least]:.3g}) and {most} (up to {sizes[most]:.3g}) under one scale"
-    return [Finding(FindingKind.APART, node.name, least, note)]
+    return [RangeFinding(FindingKind.APART, node.name, least, note)]
 
 
 def _size(graph: Graph, tensor: str, stats: Mapping[str, TensorStats]) -> float | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from quantpipe.annotate.tail import TAIL
-from quantpipe.precision.moves import Move, named
+from quantpipe.precision.moves import PrecisionMove, named
 
 Measured = tuple[float, float]
 """(loss, cost) of a set of nodes in float; the loss is infinite where the device cannot express it."""
@@ -79,12 +79,12 @@ class Selection:
     certain: frozenset[str]
     masks: frozenset[str]
     doubted: frozenset[str]
-    light: Sequence[Move]
-    heavy: Sequence[Move]
+    light: Sequence[PrecisionMove]
+    heavy: Sequence[PrecisionMove]
     above: float
     aim: float
-    ranges: Sequence[Move] = ()
-    raised: Sequence[Move] = ()
+    ranges: Sequence[PrecisionMove] = ()
+    raised: Sequence[PrecisionMove] = ()
     masked: frozenset[str] = frozenset()
     tail: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
@@ -175,7 +175,7 @@ class Selection:
         if not _mends(whole, before):
             return before
         self.moved, goal = _with(start, moves), max(self.aim, MARGIN * whole[0])
-        worth: dict[Move, float] = {}
+        worth: dict[PrecisionMove, float] = {}
         for move in moves if len(moves) > 1 else ():
             alone = self._try(f"{named(move)}: more bits", _with(start, [move]))
             gain = before[0] - alone[0] if alone[0] < inf else 0.0
@@ -194,7 +194,7 @@ class Selection:
                 found, self.moved = measured, nodes
         return self._fewer(start, [m for m in order if self.moved.issuperset(m.nodes)], goal, found)
 
-    def _fewer(self, kept: frozenset[str], moves: Sequence[Move], goal: float, found: Measured) -> Measured:
+    def _fewer(self, kept: frozenset[str], moves: Sequence[PrecisionMove], goal: float, found: Measured) -> Measured:
         """Without those that the others do without, the least worthy first; then parts of what is left, in halves."""
         waiting = [move for move in reversed(moves) if len(moves) > 1] + [h for m in moves for h in m.halves()]
         for part in waiting:
@@ -206,15 +206,15 @@ class Selection:
                 self.moved, found = nodes, measured
         return found
 
-    def _cheap(self) -> list[Move]:
+    def _cheap(self) -> list[PrecisionMove]:
         """Layers that do an eighth of the multiplications together: what one of them mends another may undo."""
-        found: list[Move] = []
+        found: list[PrecisionMove] = []
         for move in sorted(self.heavy, key=lambda m: m.share):
             if sum(m.share for m in found) + move.share <= CHEAP_SHARE:
                 found.append(move)
         return found
 
-    def _fewest(self, what: str, before: Measured, offered: Sequence[Move]) -> Measured:
+    def _fewest(self, what: str, before: Measured, offered: Sequence[PrecisionMove]) -> Measured:
         """All of some moves, which `what` says, and then as few as the loss allows."""
         moves = [m for m in offered if not self.moved.issuperset(m.nodes)]
         if not moves:
@@ -224,7 +224,7 @@ class Selection:
         if not _mends(best, before):
             return before
         self.moved, goal = whole, max(self.aim, MARGIN * best[0])
-        harm: dict[Move, float] = {}
+        harm: dict[PrecisionMove, float] = {}
         for move in moves:
             back = self._try(f"{named(move)}: back to integers", whole - (set(move.nodes) - kept))
             saved = best[1] - back[1]
@@ -234,8 +234,14 @@ class Selection:
         return self._split(kept, [m for m in moves if m not in back_again], goal, found)
 
     def _most(
-        self, kept: frozenset[str], whole: frozenset[str], order: Sequence[Move], goal: float, *, best: Measured
-    ) -> tuple[Measured, Sequence[Move]]:
+        self,
+        kept: frozenset[str],
+        whole: frozenset[str],
+        order: Sequence[PrecisionMove],
+        goal: float,
+        *,
+        best: Measured,
+    ) -> tuple[Measured, Sequence[PrecisionMove]]:
         """As many of the first moves back in integers as the goal allows, by bisection: harm adds up, roughly."""
         low, high, found = 0, len(order), best
         while low < high:
@@ -248,7 +254,7 @@ class Selection:
                 high = middle - 1
         return found, order[:low]
 
-    def _split(self, kept: frozenset[str], moves: Iterable[Move], goal: float, found: Measured) -> Measured:
+    def _split(self, kept: frozenset[str], moves: Iterable[PrecisionMove], goal: float, found: Measured) -> Measured:
         """What is left in float, in halves: a role of which one block needs float need not be float in all."""
         waiting = [half for move in moves for half in move.halves()]
         while waiting:
@@ -290,5 +296,5 @@ def _mends(found: Measured, before: Measured, share: float = WORTH) -> bool:
     return found[0] < inf and found[0] <= share * before[0]
 
 
-def _with(nodes: frozenset[str], moves: Iterable[Move]) -> frozenset[str]:
+def _with(nodes: frozenset[str], moves: Iterable[PrecisionMove]) -> frozenset[str]:
     return nodes.union(*(m.nodes for m in moves))

@@ -25,7 +25,7 @@ from quantpipe.graph.execute import Session, concurrency
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
-from quantpipe.recover.layer_units import BATCHES, Unit, samples_at_once
+from quantpipe.recover.layer_units import BATCHES, LayerUnit, samples_at_once
 from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form
 
@@ -58,7 +58,7 @@ class Decisions(Protocol):
 
 
 @dataclass(frozen=True)
-class Rounding:
+class UnitRounding:
     """Say what a unit of the quantized model runs with: how its inputs are rounded, and its weight, told by a key."""
 
     numbers: Mapping[str, Numbers]
@@ -72,7 +72,7 @@ class UnitRunner:
     times the run of a depthwise convolution. Sessions are kept while their weights are few bytes.
     """
 
-    def __init__(self, graph: Graph, unit: Unit, threads: int, most: int) -> None:
+    def __init__(self, graph: Graph, unit: LayerUnit, threads: int, most: int) -> None:
         kernel = unit.kernel
         operands = kernel.operands if kernel is not None else ()
         self.unit = unit
@@ -142,7 +142,7 @@ class LayerStream:
     def __init__(
         self,
         graph: Graph,
-        units: Sequence[Unit],
+        units: Sequence[LayerUnit],
         batches: Iterable[Mapping[str, Array]],
         *,
         decisions: Decisions,
@@ -162,7 +162,7 @@ class LayerStream:
         self._concurrent, self._threads = 1, 1
         self._pool: ThreadPoolExecutor | None = None
         self._runners: dict[int, UnitRunner] = {}
-        self._offered: dict[int, tuple[int, Rounding]] = {}
+        self._offered: dict[int, tuple[int, UnitRounding]] = {}
         """Batch -> the unit whose results in the quantized model are kept already, and what they were made with."""
 
     def __enter__(self) -> Self:
@@ -250,7 +250,7 @@ class LayerStream:
                 self._real.put(tensor, number, array)
             return found
 
-    def offer(self, index: int, number: int, how: Rounding, outputs: Mapping[str, Array]) -> None:
+    def offer(self, index: int, number: int, how: UnitRounding, outputs: Mapping[str, Array]) -> None:
         """Keep what a unit made in the quantized model, for the case that this is what is decided.
 
         Args:
@@ -286,7 +286,7 @@ class LayerStream:
         if wanted:
             runner = self.runner(index)
             key = None if runner.weight is None else self._decisions.weight_key(runner.weight)
-            how = Rounding({t: self._decisions.numbers(t) for t in runner.stored}, key)
+            how = UnitRounding({t: self._decisions.numbers(t) for t in runner.stored}, key)
             left = [number for number in numbers if self._offered.get(number) != (index, how)]
             if left:
                 own = (key, lambda: self._decisions.weight(runner.weight or ""))

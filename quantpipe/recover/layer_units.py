@@ -62,7 +62,7 @@ COMPARED = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class LayerUnit:
     """Hold a kernel with the clamps it took in, or a node in float."""
 
     nodes: tuple[Node, ...]
@@ -71,7 +71,7 @@ class Unit:
     makes: tuple[str, ...]
 
 
-def units_of(graph: Graph, kernels: Mapping[str, Kernel], fused: Mapping[str, str]) -> Iterator[Unit]:
+def units_of(graph: Graph, kernels: Mapping[str, Kernel], fused: Mapping[str, str]) -> Iterator[LayerUnit]:
     """Yield what runs at once, in graph order: `fused` are clamps that belong to another node."""
     for node in graph.nodes:
         if node.name in fused:
@@ -83,10 +83,10 @@ def units_of(graph: Graph, kernels: Mapping[str, Kernel], fused: Mapping[str, st
             t for n in nodes for t in (*n.inputs, *n.captured) if t and t not in inner and not graph.is_constant(t)
         ]
         makes = (kernel.output,) if kernel is not None else tuple(t for t in node.outputs if t)
-        yield Unit(nodes, kernel, tuple(dict.fromkeys(reads)), makes)
+        yield LayerUnit(nodes, kernel, tuple(dict.fromkeys(reads)), makes)
 
 
-def samples_at_once(graph: Graph, units: Sequence[Unit], bytes_: int, under_way: int) -> int:
+def samples_at_once(graph: Graph, units: Sequence[LayerUnit], bytes_: int, under_way: int) -> int:
     """Return how many samples may run at once so that what a unit reads and makes fits into a number of bytes.
 
     What is read is there three times (float, quantized, rounded), what is made once in float and once for each decision

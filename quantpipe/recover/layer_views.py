@@ -22,8 +22,8 @@ from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
 from quantpipe.oprules import rule_of
 from quantpipe.plan import Problem
 from quantpipe.plan.blocks import real_weight
-from quantpipe.recover.layer_stream import LayerStream, Numbers, Rounding, rounded
-from quantpipe.recover.layer_units import Calibrated, Choosing, Unit, units_of, walked
+from quantpipe.recover.layer_stream import LayerStream, Numbers, UnitRounding, rounded
+from quantpipe.recover.layer_units import Calibrated, Choosing, LayerUnit, units_of, walked
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor
 
 Array = NDArray[Any]
@@ -85,7 +85,7 @@ class _Walk:
     seen: set[str] = field(default_factory=set)
     """Scale groups that some layer has read by now."""
 
-    def take(self, index: int, unit: Unit, kernel: Kernel) -> None:
+    def take(self, index: int, unit: LayerUnit, kernel: Kernel) -> None:
         """Let the calibrator of a kernel decide, if there is one."""
         view, chooser = _View(self, index, unit, kernel), self.choosing.of(kernel.op)
         if chooser is not None and (view.open or view.thresholds is not None):
@@ -156,7 +156,7 @@ class _Trial:
 class _View:
     """One layer, as a calibrator sees it (`quantpipe.extend.Layer`)."""
 
-    def __init__(self, walk: _Walk, index: int, unit: Unit, kernel: Kernel) -> None:
+    def __init__(self, walk: _Walk, index: int, unit: LayerUnit, kernel: Kernel) -> None:
         graph, node = walk.problem.graph, unit.nodes[0]
         self._walk, self._index = walk, index
         self.node, self.op = node.name, node.op
@@ -259,7 +259,7 @@ class _View:
                     feeds[tensor] = made[tensor, how]
                 outputs = session.run(feeds, self.outputs)
                 if len(trials) == 1:
-                    stream.offer(index, number, Rounding(trial.numbers, trial.key), outputs)
+                    stream.offer(index, number, UnitRounding(trial.numbers, trial.key), outputs)
                 seen = _some(wanted, self.outputs), _some(outputs, self.outputs)
                 found.append(Views(_some(real, self.inputs), _some(feeds, self.inputs), *seen))
             return of(tuple(found))

@@ -51,7 +51,7 @@ from quantpipe.types.hardware import (
     Skip,
     Unify,
 )
-from quantpipe.types.imported import GivenTensor, GivenWeight, Grid, Imported, Keep
+from quantpipe.types.imported import GivenTensor, GivenWeight, Imported, ImportedGrid, Keep
 from quantpipe.types.loops import NO_CELLS, CellForms, LoopProduct, LoopSite, RecurrentLimits
 from quantpipe.types.narrowing import FixedPoint, Requantize
 from quantpipe.types.plan import (
@@ -211,13 +211,13 @@ __all__ = [
     "GivenTensor",
     "GivenWeight",
     "Granularity",
-    "Grid",
     "HardwareSpec",
     "IdentifiedField",
     "IdentifyReport",
     "Imported",
     "ImportedChangeRow",
     "ImportedComparedPart",
+    "ImportedGrid",
     "ImportedLostRow",
     "ImportedOutputRow",
     "ImportedPart",

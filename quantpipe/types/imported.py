@@ -44,7 +44,7 @@ class Keep(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class ImportedGrid:
     """State which real values a tensor's integers represent: real = scale · (q - zero), low <= q <= high.
 
     `scale`: float32, `()`, or `[C]` along `axis`. `zero`: int64 in the same shape.
@@ -69,7 +69,7 @@ class Grid:
         """Return whether the whole tensor has one scale."""
         return self.scale.ndim == 0
 
-    def same(self, other: Grid) -> bool:
+    def same(self, other: ImportedGrid) -> bool:
         """Return whether two grids give the same integers the same real values."""
         return (
             self.scale.shape == other.scale.shape
@@ -84,7 +84,7 @@ class GivenTensor:
     """Hold the grid of a tensor of the float model, and the names of the file's tensors that hold its integers."""
 
     tensor: str
-    grid: Grid
+    grid: ImportedGrid
     stored: tuple[str, ...] = ()
 
 
@@ -99,7 +99,7 @@ class GivenWeight:
 
     tensor: str
     values: NDArray[Any] = field(repr=False)
-    grid: Grid
+    grid: ImportedGrid
     stored: str = ""
     block: int | None = None
 

@@ -18,7 +18,7 @@ from quantpipe.verify.half import casts_of_floats
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.loops import check_loops
 from quantpipe.verify.model import Model
-from quantpipe.verify.numbers import Numbers, limits
+from quantpipe.verify.numbers import ClaimedNumbers, limits
 from quantpipe.verify.placement import check_placement
 from quantpipe.verify.real_part import check_real_part, states_real_part
 
@@ -88,7 +88,7 @@ def _checked(folder: Folder) -> Verdict:
     check_file(folder.model, certificate)
     stated = states_real_part(certificate)
     model = Model(folder)
-    numbers = Numbers(plan, certificate, model)
+    numbers = ClaimedNumbers(plan, certificate, model)
     model.stops |= {str(v) for v in certificate["values"].values()}
     model.stop_at_constants({f"{t}_q" for t in plan["constants"]})
     _quantizers(plan)
@@ -109,7 +109,7 @@ def _checked(folder: Folder) -> Verdict:
     return _summed_up(certificate, stated)
 
 
-def _kernels(numbers: Numbers, *, whole: bool) -> set[int]:
+def _kernels(numbers: ClaimedNumbers, *, whole: bool) -> set[int]:
     """Check all kernels; returns their nodes, by identity. `whole`: the certificate names all attributes."""
     model, checked = numbers.model, set[int]()
     for node, kernel in numbers.kernels.items():
@@ -167,7 +167,7 @@ def _shifts(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, int]]:
             yield name, content
 
 
-def _same_kernels(numbers: Numbers) -> None:
+def _same_kernels(numbers: ClaimedNumbers) -> None:
     for node in numbers.kernels:
         expect(node in numbers.claims, node, "the certificate has no entry for this kernel")
     for node in numbers.claims:

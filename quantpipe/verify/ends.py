@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import expect
-from quantpipe.verify.numbers import Numbers
+from quantpipe.verify.numbers import ClaimedNumbers
 from quantpipe.verify.scales import expect_same
 from quantpipe.verify.written import expect_equal
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 OF_SHAPES = frozenset({"Shape", "Size"})
 
 
-def check_ends(numbers: Numbers, floats: set[str], *, tied: bool) -> None:
+def check_ends(numbers: ClaimedNumbers, floats: set[str], *, tied: bool) -> None:
     """Raise Wrong where a tensor enters or leaves the integer part otherwise than plan.json says.
 
     Args:
@@ -42,7 +42,7 @@ def check_ends(numbers: Numbers, floats: set[str], *, tied: bool) -> None:
         expect(not tied or left == value, value, f"the tensor {left} leaves the integer part under this name")
 
 
-def _named(numbers: Numbers, tensor: str) -> None:
+def _named(numbers: ClaimedNumbers, tensor: str) -> None:
     """Scale and zero point that the model names after a tensor are that tensor's, also where nothing reads them."""
     scale, zero = numbers.grid(tensor)
     model, unread = numbers.model, numbers.model.unread
@@ -53,7 +53,7 @@ def _named(numbers: Numbers, tensor: str) -> None:
         expect(found.tolist() == [zero], tensor, "its zero point in the model differs from plan.json")
 
 
-def _entry(numbers: Numbers, tensor: str, floats: set[str], tied: bool) -> None:
+def _entry(numbers: ClaimedNumbers, tensor: str, floats: set[str], tied: bool) -> None:
     """clamp(rint(x / s) + z) of the float tensor of that name, at every step and beyond both ends."""
     model, result = numbers.model, numbers.value(tensor)
     q = numbers.quantizer(tensor)
@@ -65,7 +65,8 @@ def _entry(numbers: Numbers, tensor: str, floats: set[str], tied: bool) -> None:
     source = model.producer.get(quantize.input[0])
     real = quantize.input[0] in model.inputs or (source is not None and source.name in floats)
     expect(real or model.is_constant(quantize.input[0]), tensor, "it is quantized from non-float values")
-    expect(not tied or quantize.input[0] == tensor, tensor, f"it is quantized from the float tensor {quantize.input[0]}")
+    source_name = str(quantize.input[0])
+    expect(not tied or source_name == tensor, tensor, f"it is quantized from the float tensor {source_name}")
     steps = np.arange(low - zero - 2, high - zero + 3, dtype=np.float64)
     near = np.concatenate([steps, steps + 0.49, steps - 0.49, [-1e30, 1e30]])
     points = (near * float(scale)).astype(np.float32).reshape(1, -1)
@@ -74,7 +75,7 @@ def _entry(numbers: Numbers, tensor: str, floats: set[str], tied: bool) -> None:
     expect_same(scale, model.constant(quantize.input[1]), tensor, "scale")
 
 
-def _read_as_real(numbers: Numbers, floats: set[str]) -> list[str]:
+def _read_as_real(numbers: ClaimedNumbers, floats: set[str]) -> list[str]:
     """Values that leave the model or go into nodes in float, and are neither inputs nor made by nodes in float."""
     model = numbers.model
     wanted = list(model.outputs)
@@ -104,7 +105,7 @@ def _captured(node: onnx.NodeProto) -> list[str]:
     return found
 
 
-def _exit(numbers: Numbers, value: str) -> str:
+def _exit(numbers: ClaimedNumbers, value: str) -> str:
     """Check the real values of one stored tensor, (q - z) · s, or of an accumulator, times its scale; return its name.
 
     A fused kernel that gives real numbers is checked with its kernel.
@@ -130,7 +131,7 @@ def _exit(numbers: Numbers, value: str) -> str:
     return name
 
 
-def _raw_exit(numbers: Numbers, value: str, source: str, tensor: str) -> None:
+def _raw_exit(numbers: ClaimedNumbers, value: str, source: str, tensor: str) -> None:
     model = numbers.model
     scale = np.asarray(numbers.plan["accumulators"][tensor], np.float32).reshape(-1, 1)
     peak = numbers.peak(tensor, "raw")

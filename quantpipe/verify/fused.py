@@ -31,7 +31,7 @@ PORTS: Mapping[str, dict[str, Any]] = {
 
 
 @dataclass(eq=False)
-class Operand:
+class FusedOperand:
     """A stored tensor or weight with its scale and zero point, as the model has them."""
 
     value: str
@@ -50,7 +50,7 @@ class Fused:
 
     node: onnx.NodeProto
     op: str
-    operands: list[Operand]
+    operands: list[FusedOperand]
     bias: tuple[Array, Array | None, Array | None] | None
     out: tuple[Array, Array] | None
     clip: tuple[Array, Array] | None
@@ -113,9 +113,9 @@ def _operator(model: Model, node: onnx.NodeProto, clip: tuple[Array, Array] | No
     return Fused(node, ports["op"], operands, (model.constant(bias), None, None) if bias else None, grid, clip)
 
 
-def _at(model: Model, names: list[str]) -> Operand:
+def _at(model: Model, names: list[str]) -> FusedOperand:
     value, scale, zero = names
-    return Operand(value, model.constant(scale), model.constant(zero))
+    return FusedOperand(value, model.constant(scale), model.constant(zero))
 
 
 def _between(model: Model, node: onnx.NodeProto, op: str) -> Fused | None:
@@ -134,11 +134,11 @@ def _between(model: Model, node: onnx.NodeProto, op: str) -> Fused | None:
     return Fused(node, op, operands, bias, None, None)
 
 
-def _dequantized(model: Model, value: str) -> Operand | None:
+def _dequantized(model: Model, value: str) -> FusedOperand | None:
     node = model.producer.get(value)
     if node is None or node.op_type != "DequantizeLinear":
         return None
     expect(len(node.input) == 3, node.name, "it has no zero point")
     model.see(node)
     scale, zero = model.constant(node.input[1]), model.constant(node.input[2])
-    return Operand(node.input[0], scale, zero, attribute(node, "axis", 1) if scale.size > 1 else None)
+    return FusedOperand(node.input[0], scale, zero, attribute(node, "axis", 1) if scale.size > 1 else None)

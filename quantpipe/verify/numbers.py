@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 EXACT = 1 << 24
 
 
-class Numbers:
+class ClaimedNumbers:
     """Look up what is claimed; names that are not there are Wrong."""
 
     def __init__(self, plan: Mapping[str, Any], certificate: Mapping[str, Any], model: Model) -> None:
@@ -97,7 +97,7 @@ def limits(name: str) -> tuple[int, int]:
 
 
 def checked_weight(
-    numbers: Numbers, name: str, where: str, centred: Array | None, *, stored: Array | None, outputs: int = 1
+    numbers: ClaimedNumbers, name: str, where: str, centred: Array | None, *, stored: Array | None, outputs: int = 1
 ) -> Array:
     """Return the integers of a weight less their zero points, int64, in the layout of the float weight.
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from quantpipe.verify.digits import expect_digits, expect_parts
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.fused import Fused, Operand
+from quantpipe.verify.fused import Fused, FusedOperand
 from quantpipe.verify.numbers import EXACT, limits
 from quantpipe.verify.scales import expect_multiplier, expect_same
-from quantpipe.verify.steps import Narrowing
+from quantpipe.verify.steps import ClaimedNarrowing
 from quantpipe.verify.wraps import name_of, overflow_of
 from quantpipe.verify.written import Reach, Written, expect_claim, narrowing_equal
 
@@ -100,7 +100,7 @@ class Pieces(Written):
         bound, overflow = int(self.plan.get("accumulator_bound", 0)), self.plan.get("overflow")
         return bound if not overflow else min(bound, -limits(overflow["accumulator"])[0])
 
-    def _operand(self, found: Operand, tensor: str) -> None:
+    def _operand(self, found: FusedOperand, tensor: str) -> None:
         """A fused kernel reads a stored tensor with that tensor's own scale and zero point."""
         scale, zero = self.numbers.grid(tensor)
         expect(found.value == self.numbers.value(tensor), self.node, f"it reads {found.value} in place of {tensor}")
@@ -133,7 +133,7 @@ class Pieces(Written):
         """Of a fused kernel, which is its specification: where that departs from the exact product."""
         if "requantize" in self.plan:
             claim = self.numbers.claims[self.node].get("requantize", {})
-            expect_claim(claim, Narrowing(self.plan["requantize"], -peaks, peaks).departures(claim), self.node)
+            expect_claim(claim, ClaimedNarrowing(self.plan["requantize"], -peaks, peaks).departures(claim), self.node)
 
     def _multiplier(self, exact: Any) -> None:
         scale, zero = self.numbers.grid(self.plan["result"]["tensor"])

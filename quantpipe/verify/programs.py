@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from quantpipe.verify import spec
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.numbers import Numbers, storage
+from quantpipe.verify.numbers import ClaimedNumbers, storage
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -27,7 +27,7 @@ MOST_ELEMENTS = 1 << 18
 """Of one operand: larger ones are not drawn."""
 
 
-def expect_program(numbers: Numbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> None:
+def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> None:
     """Check that the nodes of a program make of drawn integers what its steps in plan.json make of them.
 
     Args:
@@ -62,7 +62,7 @@ def expect_program(numbers: Numbers, node: str, result: str, nodes: Sequence[onn
             expect(there, node, f"no node of the model makes of drawn rows what its step {number} ({step['op']}) makes")
 
 
-def _expect_numbers(numbers: Numbers, node: str, nodes: Sequence[onnx.NodeProto]) -> None:
+def _expect_numbers(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProto]) -> None:
     """The model has every number of the steps, as often as they do: also those that no drawn row shows."""
     plan, model = numbers.kernels[node], numbers.model
     read = {i for n in nodes for i in n.input if i and model.holds(i)}
@@ -93,7 +93,7 @@ def _by_channel(plan: Mapping[str, Any]) -> bool:
     return "channel_range" in numbers or any(np.size(numbers.get(key, 0)) > 1 for key in ("multiplier", "q31"))
 
 
-def _evaluator(numbers: Numbers, node: str, nodes: Sequence[onnx.NodeProto]) -> ReferenceEvaluator:
+def _evaluator(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProto]) -> ReferenceEvaluator:
     """The nodes as a model of their own, in the order of the file."""
     model, own = numbers.model, {id(n) for n in nodes}
     ordered = [n for n in model.nodes if id(n) in own]
@@ -122,7 +122,7 @@ def _run(evaluator: ReferenceEvaluator, feeds: Mapping[str, Array], node: str) -
     return {name: np.ascontiguousarray(array, np.int64) for name, array in found.items() if array.dtype.kind in "iu"}
 
 
-def _drawn(numbers: Numbers, shapes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Ints]]:
+def _drawn(numbers: ClaimedNumbers, shapes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Ints]]:
     """Operands of one sample: anything, both ends, both of them by turns, and around the zero point."""
     rng = np.random.default_rng(SEED)
     ways: Sequence[Callable[[int, int, int, Sequence[int]], Ints]] = (

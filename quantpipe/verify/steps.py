@@ -78,7 +78,7 @@ def _bisected(
     return np.asarray(end)
 
 
-class Narrowing:
+class ClaimedNarrowing:
     """A `requantize` entry of plan.json over accumulators in [low, high], `[C]` each, at some levels or at all."""
 
     def __init__(self, numbers: Mapping[str, Any], low: Ints, high: Ints, *, levels: Ints | None = None) -> None:
@@ -101,10 +101,10 @@ class Narrowing:
         """Return whether there are more steps in all channels than are counted."""
         return len(self.low) * len(self.levels) > MOST_STEPS
 
-    def thinned(self) -> Narrowing:
+    def thinned(self) -> ClaimedNarrowing:
         """Return the same with some of its levels, spread evenly, the first and the last among them."""
         kept = np.unique(np.linspace(0, len(self.levels) - 1, THINNED).astype(np.int64))
-        return Narrowing(self.numbers, self.low[:, 0], self.high[:, 0], levels=self.levels[kept])
+        return ClaimedNarrowing(self.numbers, self.low[:, 0], self.high[:, 0], levels=self.levels[kept])
 
     @cached_property
     def steps(self) -> Ints:
@@ -112,7 +112,7 @@ class Narrowing:
         return steps(self.specified, self.levels, self.low, self.high, near=self._near)
 
     @cached_property
-    def blocks(self) -> list[tuple[slice, Narrowing]]:
+    def blocks(self) -> list[tuple[slice, ClaimedNarrowing]]:
         """Yield some channels at a time, so that what is held of them fits a processor's cache."""
         count = len(self.low)
         height = max(1, BLOCK // max(1, len(self.levels)))
@@ -122,7 +122,7 @@ class Narrowing:
         for first in range(0, count, height):
             rows = slice(first, first + height)
             own = {k: v[rows] if k in BY_CHANNEL and isinstance(v, list) else v for k, v in self.numbers.items()}
-            found.append((rows, Narrowing(own, self.low[rows, 0], self.high[rows, 0], levels=self.levels)))
+            found.append((rows, ClaimedNarrowing(own, self.low[rows, 0], self.high[rows, 0], levels=self.levels)))
         return found
 
     def specified(self, acc: Ints) -> Ints:

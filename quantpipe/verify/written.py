@@ -18,9 +18,9 @@ from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.linear import Linear, Sums, held
 from quantpipe.verify.model import Model
 from quantpipe.verify.monotone import expect_rising
-from quantpipe.verify.numbers import Numbers, along, checked_weight, limits, reach
+from quantpipe.verify.numbers import ClaimedNumbers, along, checked_weight, limits, reach
 from quantpipe.verify.ops import target
-from quantpipe.verify.steps import Narrowing
+from quantpipe.verify.steps import ClaimedNarrowing
 from quantpipe.verify.wraps import type_of, wrapped
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ PRODUCTS = frozenset({"ConvInteger", "MatMulInteger", "Conv", "ConvTranspose", "
 class Written:
     """Check one kernel that the model writes out; `result` is the value that holds what it makes."""
 
-    def __init__(self, numbers: Numbers, node: str) -> None:
+    def __init__(self, numbers: ClaimedNumbers, node: str) -> None:
         self.numbers, self.node, self.model = numbers, node, numbers.model
         self.plan: Mapping[str, Any] = numbers.kernels[node]
         made = self.plan["result"]
@@ -262,7 +262,7 @@ def narrowing_equal(
     bounds = reach.bounds
     low, high = (np.asarray(v, np.int64).reshape(-1) for v in (reach.low, reach.high))
     inside = (low, high) if bounds is None else (np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
-    narrowing = Narrowing(numbers, *inside)
+    narrowing = ClaimedNarrowing(numbers, *inside)
     far = [np.broadcast_to(v.reshape(-1, 1), narrowing.low.shape) for v in (low, high)]
     expect_rising(model, result, {v: tuple(e.astype(t) for e in far) for v, t in types.items()})  # type: ignore[misc]
     read = narrowing.many and bounds is None and is_specified(model, result, types, numbers)
@@ -273,7 +273,14 @@ def narrowing_equal(
 
 
 def _block_equal(
-    model: Model, result: str, types: Mapping[str, Any], block: Narrowing, *, far: list[Ints], rows: slice, where: str
+    model: Model,
+    result: str,
+    types: Mapping[str, Any],
+    block: ClaimedNarrowing,
+    *,
+    far: list[Ints],
+    rows: slice,
+    where: str,
 ) -> None:
     """The same of some channels, whose sums lie between the ends `far`."""
 

@@ -16,7 +16,7 @@ import quantpipe
 from quantpipe.app.forms import refuse_half
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_proto
 from quantpipe.hardware.cost import bops, cycles, peak_activation_bytes
@@ -210,7 +210,7 @@ def test_a_wrong_integer_behind_a_node_in_float16_is_found() -> None:
     quantizer = plan.quantizers[entry]
     other = {**plan.quantizers, entry: replace(quantizer, scale=np.float32(quantizer.scale) * np.float32(1.02))}
     rendered, simulation = here.realize(replace(plan, quantizers=other), "integer"), here.simulate(plan)
-    simulated = Simulated(here.graph, here.topology, plan, simulation, realized=rendered)
+    simulated = SimulatedModel(here.graph, here.topology, plan, simulation, realized=rendered)
     kinds = [kind for kind in session_kinds(rendered.model) if kind.decides]
     assert compare_with(simulated, rendered, here.samples, kinds).differing > 0
 

@@ -23,7 +23,7 @@ from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
 from quantpipe.plan import Planner
 from quantpipe.report.imported import imported_verdict
-from quantpipe.types import Grid, Range
+from quantpipe.types import ImportedGrid, Range
 from tests.api.nets import CLASSES, QUICK, images, small_net
 
 SAMPLES = (images(48), np.arange(48) % CLASSES)
@@ -151,7 +151,7 @@ def test_an_integer_that_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
     """A scale that is read wrongly shows: the planted one is a hundredth too large."""
     tensors = fitted_range
 
-    def wrong(grid: Grid, *given: Any) -> tuple[FixedRange, str]:
+    def wrong(grid: ImportedGrid, *given: Any) -> tuple[FixedRange, str]:
         found, change = tensors(grid, *given)
         return replace(found, range=Range(found.range.low, found.range.high * 1.01)), change
 

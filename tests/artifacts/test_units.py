@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantpipe.artifacts import Origin, RunLock, Unit, damage, digest_json, is_current, write_json
+from quantpipe.artifacts import ArtifactUnit, Origin, RunLock, damage, digest_json, is_current, write_json
 from quantpipe.artifacts.unit import RECORD, complete
 from quantpipe.errors import StorageError
 from tests.crash import KILLED, in_child
@@ -27,7 +27,7 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(folder: Path, origin: Origin) -> None:
     """A model with its data, as realize leaves it; the data file's name follows from the content."""
-    with RunLock(folder), Unit(folder / "realize") as unit:
+    with RunLock(folder), ArtifactUnit(folder / "realize") as unit:
         unit.json(folder / "realize" / "plan.json", {"of": origin.inputs["strategy"]}, origin)
         unit.bytes(folder / "realize" / f"{origin.inputs['strategy']}.data", origin.digest.encode() * 3, origin)
         unit.bytes(folder / "realize" / "model.onnx", origin.digest.encode() * 2, origin)
@@ -142,7 +142,7 @@ def test_a_record_that_points_elsewhere_or_is_damaged_does_nothing(tmp_path: Pat
 
 
 def test_a_block_that_raises_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Unit(tmp_path) as unit:
+    with pytest.raises(KeyboardInterrupt), ArtifactUnit(tmp_path) as unit:
         unit.bytes(tmp_path / "a.bin", b"x", OLD)
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
-from quantpipe.check import Fit, Verdict, check, check_model, made_up
+from quantpipe.check import DeviceVerdict, Fit, check, check_model, made_up
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.types import TensorInfo
 from tests.ops.line import Net, hardware, load, schema_for
@@ -33,7 +33,7 @@ def chain() -> Net:
 
 def test_a_model_that_fits() -> None:
     found = fit(chain())
-    assert (found.verdict, found.exit_code) == (Verdict.FITS, 0)
+    assert (found.verdict, found.exit_code) == (DeviceVerdict.FITS, 0)
     assert found.nodes == found.integer_nodes
     assert found.mac_share == 1.0
     assert (found.refused, found.islands) == ((), ())
@@ -46,7 +46,7 @@ def test_an_island_in_the_middle_costs_two_conversions() -> None:
     x = net.node("Erf", net.node("Erf", x, name="odd"), name="odd_too")
     net.output(net.conv(x, 8, 4, 3, 3, name="second"))
     found = fit(net)
-    assert (found.verdict, found.exit_code) == (Verdict.FALLS_BACK, 3)
+    assert (found.verdict, found.exit_code) == (DeviceVerdict.FALLS_BACK, 3)
     assert [r.node for r in found.refused] == ["odd", "odd_too"]
     assert all(r.reason for r in found.refused)
     (island,) = found.islands
@@ -63,7 +63,7 @@ def test_islands_at_the_ends_are_told_as_such() -> None:
 
 def test_a_device_without_a_fitting_op_cannot_run_the_model() -> None:
     found = fit(chain(), ops={"Softmax": [{"in": ["float32"], "out": ["float32"]}]})
-    assert (found.verdict, found.exit_code) == (Verdict.CANNOT_RUN, 2)
+    assert (found.verdict, found.exit_code) == (DeviceVerdict.CANNOT_RUN, 2)
     assert found.mac_share == 0.0
 
 
@@ -124,4 +124,4 @@ def test_a_model_that_the_made_up_sample_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"check\.shapes"):
         check_model(tmp_path / "net.onnx", spec, schema_for(spec), AnnotateOptions(), shapes={})
     found = check_model(tmp_path / "net.onnx", spec, schema_for(spec), AnnotateOptions(), shapes={"x": [1, 10]})
-    assert found.verdict is Verdict.FITS
+    assert found.verdict is DeviceVerdict.FITS

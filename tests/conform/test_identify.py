@@ -15,7 +15,7 @@ from quantpipe.conform.describe import Change
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.identify import WIDTH, Held, Identified, identify
 from quantpipe.conform.probes import Probe, probes_of
-from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import Accumulate, Limit, Overflow, QuantPlan, Sum
 from quantpipe.types.dtype import DType
@@ -134,7 +134,7 @@ def test_litert_is_what_its_file_says() -> None:
     for probe in probes(spec):
         described = probe.described
         content = write_model(described.graph, described.topology, described.network.plan, whole=False, provenance={})
-        runner = TfliteRunner(TfliteModel(content.content, probe.recipe.name), Kernels.REFERENCE)
+        runner = TfliteRunner(TfliteModel(content.content, probe.recipe.name), LiteRTKernels.REFERENCE)
         tensors = runner.run(dict(probe.vectors.inputs))
         held.append(Held.of(probe, Dump({t: v.astype(np.int64) for t, v in tensors.items()}, probe.vectors.samples)))
     found = identify(hardware(spec), held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantpipe.conform.kernels import Site
+from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.network import Network, name_of
 from quantpipe.types import Device, Program
 from tests.ops.cases import CASES
@@ -25,7 +25,7 @@ def repeated(made: Line, **planned: int) -> tuple[int, list[str]]:
         net = Network(made.graph, made.topology, plan)
         golden = net.golden(dict(next(iter(made.samples.batches(made.graph.fixed_batch or 3))).inputs))
         for kernel in made.topology.kernels:
-            site, output = Site.of(net, kernel), name_of(kernel.output, kernel.form)
+            site, output = RepeatedKernel.of(net, kernel), name_of(kernel.output, kernel.form)
             if isinstance(site.numbers, Program | Device) or output not in golden:
                 continue
             found = site.result(golden)

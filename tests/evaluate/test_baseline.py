@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quantpipe.evaluate import baseline as module
-from quantpipe.evaluate.baseline import Compared, baseline, baseline_warning, worth_comparing
+from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.nearness import nearness
 from quantpipe.graph.execute import Session
 from quantpipe.graph.runtime_quantization import dynamic, static
@@ -32,7 +32,7 @@ def made() -> Line:
     return line(dense(), samples=samples)
 
 
-def compared(made: Line, factor: float = 1.0) -> Compared:
+def compared(made: Line, factor: float = 1.0) -> BaselineModels:
     """The realized model; with a factor beside 1 the range of the hidden tensor is planted wrong."""
     strategy = made.strategy()
     group = next(g for g in made.topology.groups if made.graph.by_name["second"].inputs[0] in g.tensors)
@@ -40,7 +40,7 @@ def compared(made: Line, factor: float = 1.0) -> Compared:
     strategy = set_threshold(strategy, group.key, Range(wrong.low * factor, wrong.high * factor))
     plan = made.problem.plan(strategy)
     realized = Session(made.realize(plan, "qdq").model)
-    return Compared(made.graph, realized, made.samples, made.samples, 0.01)
+    return BaselineModels(made.graph, realized, made.samples, made.samples, 0.01)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from quantpipe.artifacts import Origin
 from quantpipe.errors import DamagedError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement
-from quantpipe.evaluate.progress import Course, Watched
+from quantpipe.evaluate.progress import CountedSamples, EvaluationProgress
 from quantpipe.recover import LayerCheckpoint
 from quantpipe.types import Batch
 
@@ -54,17 +54,17 @@ class Model:
         return batch.inputs["x"] ** 2
 
 
-def course(folder: Path, seconds: float = 0.0, **options: object) -> Course:
-    return Course(LayerCheckpoint(folder, ORIGIN), seconds=seconds, **options)  # type: ignore[arg-type]
+def course(folder: Path, seconds: float = 0.0, **options: object) -> EvaluationProgress:
+    return EvaluationProgress(LayerCheckpoint(folder, ORIGIN), seconds=seconds, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_interrupted_at_every_batch_and_gone_on(tmp_path: Path, ragged: bool) -> None:
     samples = Numbers(ragged=ragged)
-    expected, labels = Course().outputs("m", Model(), samples, 4)
+    expected, labels = EvaluationProgress().outputs("m", Model(), samples, 4)
     whole = Model()
-    Course().outputs("m", whole, samples, 4)
+    EvaluationProgress().outputs("m", whole, samples, 4)
     for stop in range(len(whole.ran) + 1):
         folder, first, second, third = tmp_path / str(stop), Model(stop), Model(), Model()
         if stop < len(whole.ran):
@@ -101,7 +101,7 @@ def test_other_batches_another_origin_and_damage_are_not_taken(tmp_path: Path) -
     course(tmp_path).outputs("m", other, Numbers(), 5)
     assert len(other.ran) == 5
     other = Model()
-    Course(LayerCheckpoint(tmp_path, Origin("evaluate/partial", {"model": "sha256:n"}))).outputs(
+    EvaluationProgress(LayerCheckpoint(tmp_path, Origin("evaluate/partial", {"model": "sha256:n"}))).outputs(
         "m", other, Numbers(), 4
     )
     assert len(other.ran) == 6
@@ -110,7 +110,7 @@ def test_other_batches_another_origin_and_damage_are_not_taken(tmp_path: Path) -
     path = sorted(tmp_path.glob("m-by-4-*.npz"))[2]
     data = path.read_bytes()
     path.write_bytes(data[:90] + bytes([data[90] ^ 4]) + data[91:])
-    found, _ = Course(LayerCheckpoint(tmp_path, ORIGIN, damaged.append)).outputs("m", again, Numbers(), 4)
+    found, _ = EvaluationProgress(LayerCheckpoint(tmp_path, ORIGIN, damaged.append)).outputs("m", again, Numbers(), 4)
     np.testing.assert_array_equal(found[:, 0], np.arange(23.0) ** 2)
     assert again.ran == [8, 12, 16, 20] and damaged[0].where == str(path)
 
@@ -143,4 +143,4 @@ def test_progress_is_told_by_phase_and_begins_where_it_goes_on(tmp_path: Path) -
         ("evaluate 1/2: m", 23, 23), ("evaluate 2/2: r", 10, 23), ("evaluate 2/2: r", 20, 23),
         ("evaluate 2/2: r", 23, 23),
     ]  # fmt: skip
-    assert len(Watched(Numbers(), print)) == 23
+    assert len(CountedSamples(Numbers(), print)) == 23

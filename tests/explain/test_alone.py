@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from quantpipe.evaluate import sensitivity as alone
-from quantpipe.evaluate.sensitivity import AloneMeasure, Numbers, Wanted, by_cost
+from quantpipe.evaluate.sensitivity import AloneMeasure, QuantizedParts, Wanted, by_cost
 from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph
@@ -91,7 +91,7 @@ def test_a_heavy_model_is_screened_on_a_part_of_the_samples(monkeypatch: pytest.
     assert all(found[name].loss == pytest.approx(expected[name].loss, rel=1e-3) for name in order[:3])
 
 
-def planned() -> tuple[Graph, Numbers, Samples]:
+def planned() -> tuple[Graph, QuantizedParts, Samples]:
     """A net of six convolutions with a shortcut, everything in few bits, and images."""
     net = Net()
     x = net.node("Relu", net.conv(net.input(None, 3, 16, 16), 3, 8, 3, 3))
@@ -100,7 +100,7 @@ def planned() -> tuple[Graph, Numbers, Samples]:
     x = net.node("Add", x, net.conv(x, 8, 8, 1, 1))
     net.output(net.dense(net.node("Flatten", net.node("GlobalAveragePool", x)), 8, 5))
     made = line(net, "ort_cpu")
-    return made.graph, Numbers.of(made.graph, made.topology, made.plan(5)), made.samples
+    return made.graph, QuantizedParts.of(made.graph, made.topology, made.plan(5)), made.samples
 
 
 def test_a_constant_can_be_exchanged_for_one_run() -> None:

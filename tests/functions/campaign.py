@@ -29,13 +29,13 @@ import onnxruntime as ort
 
 from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize.c import runner
 from quantpipe.realize.c.form import walked
 from quantpipe.realize.tflite import litert
-from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import FunctionKind, Lookup, Program, QuantPlan, Requantize, Rounding, Step
 from quantpipe.types.program import StepOp
@@ -163,8 +163,8 @@ class Planted:
     def realized(self) -> Rendered:
         return self.made.realize(self.plan, "integer")
 
-    def simulated(self, plan: QuantPlan, realized: Rendered) -> Simulated:
-        return Simulated(self.made.graph, self.made.topology, plan, self.made.simulate(plan), realized=realized)
+    def simulated(self, plan: QuantPlan, realized: Rendered) -> SimulatedModel:
+        return SimulatedModel(self.made.graph, self.made.topology, plan, self.made.simulate(plan), realized=realized)
 
     def in_simulate(self, plan: QuantPlan) -> int:
         return self._compared(self.simulated(plan, self.realized), self.realized)
@@ -173,7 +173,7 @@ class Planted:
         realized = self.made.realize(plan, "integer")
         return self._compared(self.simulated(self.plan, realized), realized)
 
-    def _compared(self, simulated: Simulated, realized: Rendered) -> int:
+    def _compared(self, simulated: SimulatedModel, realized: Rendered) -> int:
         kinds = [kind for kind in session_kinds(realized.model) if kind.decides]
         return compare_with(simulated, realized, self.made.samples, kinds).differing
 
@@ -190,7 +190,7 @@ class Planted:
 
     def in_litert(self, plan: QuantPlan) -> int:
         content = write_model(self.made.graph, self.made.topology, plan, whole=True).content
-        return self._run(TfliteRunner(TfliteModel(content, "memory"), Kernels.REFERENCE))
+        return self._run(TfliteRunner(TfliteModel(content, "memory"), LiteRTKernels.REFERENCE))
 
     def _run(self, run: Any) -> int:
         held = Rendered(self.made.simulate(self.plan).rendered.model, {t: t for t in run.tensors})

@@ -15,7 +15,7 @@ from quantpipe.plan.programs.division import quotient
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.types import DType, FunctionKind, Program, Quantizer, Rounding
 from tests.functions.steps import run_program
 from tests.functions.test_softmax import grid, rows_of
@@ -24,7 +24,7 @@ from tests.ops.line import Net, line
 Array = np.ndarray[Any, Any]
 
 
-def carried_out(writer: ProgramWriter, last: Value, rows: Array) -> Array:
+def carried_out(writer: ProgramWriter, last: ProgramValue, rows: Array) -> Array:
     program = Program("n", FunctionKind.TABLE, 1, tuple(writer.steps), np.asarray(1, np.float32), last.peak, None)
     return run_program(program, [rows.astype(np.int64)])
 

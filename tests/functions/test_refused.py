@@ -9,7 +9,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.plan.programs.softmax import tflite_softmax
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.types import DType, Program
 from tests.functions.test_softmax import grid
 from tests.ops.line import ArraySamples, Net, line
@@ -44,9 +44,9 @@ def test_roots_of_what_float64_does_not_hold_are_refused(high: int, refused: boo
     writer = ProgramWriter("node", [(0, high)])
     if refused:
         with pytest.raises(HardwareError, match=f"it would take the square root of up to {high}"):
-            writer.sqrt(Value(0, 0, high))
+            writer.sqrt(ProgramValue(0, 0, high))
     else:
-        assert writer.sqrt(Value(0, 0, high)).high == math.isqrt(high)
+        assert writer.sqrt(ProgramValue(0, 0, high)).high == math.isqrt(high)
 
 
 @pytest.mark.parametrize(("count", "refused"), [(65538, False), (65539, True)])

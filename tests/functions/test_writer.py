@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
 from quantpipe.plan.programs.softmax import long_exponentials, tflite_softmax
-from quantpipe.plan.programs.writer import MOST, ProgramWriter, Value
+from quantpipe.plan.programs.writer import MOST, ProgramValue, ProgramWriter
 from quantpipe.types import DType, Rounding
 from tests.functions.test_softmax import grid
 
@@ -25,7 +25,7 @@ def span(ends: tuple[int, int]) -> range:
     return range(ends[0], ends[1] + 1)
 
 
-def written(*operands: tuple[int, int]) -> tuple[ProgramWriter, list[Value]]:
+def written(*operands: tuple[int, int]) -> tuple[ProgramWriter, list[ProgramValue]]:
     writer = ProgramWriter("node", operands)
     return writer, [writer.operand(n) for n in range(len(operands))]
 
@@ -35,7 +35,7 @@ def cut(a: int, b: int) -> int:
     return -(-a // b) if a < 0 else a // b
 
 
-def expect(made: Value, values: Iterable[int], *, tight: bool = True) -> None:
+def expect(made: ProgramValue, values: Iterable[int], *, tight: bool = True) -> None:
     found = list(values)
     assert made.low <= min(found) and max(found) <= made.high
     if tight:
@@ -63,7 +63,7 @@ def test_quotients(a: tuple[int, int], b: tuple[int, int]) -> None:
     writer, (x, y) = written(a, b)
     expect(writer.div(x, y), itertools.starmap(cut, itertools.product(span(a), span(b))), tight=a[0] <= 0 <= a[1])
     with pytest.raises(HardwareError, match="it would divide by 0"):
-        writer.div(x, Value(1, 0, b[1]))
+        writer.div(x, ProgramValue(1, 0, b[1]))
 
 
 @given(a=SMALL, count=st.integers(0, 3), low=st.integers(-9, 9), size=st.integers(0, 5))

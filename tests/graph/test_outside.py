@@ -297,7 +297,7 @@ def test_a_model_and_its_data_are_replaced_together(
         raise StorageError("the disk is full")
 
     with monkeypatch.context() as patch:  # the data file is written, the model file is not
-        patch.setattr(store.Unit, "bytes", crash)
+        patch.setattr(store.ArtifactUnit, "bytes", crash)
         with pytest.raises(StorageError):
             write_model(path, realized(made, made.planner, 4), Origin("realize", {"strategy": "b"}))
     assert data_files(path) == [old] and is_model_current(path, ORIGIN)

@@ -13,7 +13,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.quantized import restore
 from quantpipe.graph.quantized.grids import dequantized
 from quantpipe.graph.quantized.signs import upright
-from quantpipe.types import DType, Grid
+from quantpipe.types import DType, ImportedGrid
 from tests.graph.quantized_files import CONV, CONV_SCALE, packed, qdq
 from tests.graph.test_quantized import changed, proto, run, samples
 
@@ -30,7 +30,7 @@ def test_the_real_numbers_stay(kind: DType, seed: int, how: str) -> None:
     shape = {"one": (), "channels": (5,)}[how]
     scale = (rng.uniform(0.01, 2.0, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
     zero = rng.integers(kind.qmin, kind.qmax + 1, shape).astype(np.int64)
-    grid = Grid(np.asarray(scale), np.asarray(zero), kind, kind.qmin, kind.qmax, {"channels": 1}.get(how))
+    grid = ImportedGrid(np.asarray(scale), np.asarray(zero), kind, kind.qmin, kind.qmax, {"channels": 1}.get(how))
     wanted = dequantized(NODE, values, grid)
     integers, made = upright(NODE, values, grid)
     assert np.all(made.scale > 0) and made.low <= integers.min() and integers.max() <= made.high
@@ -73,6 +73,6 @@ def test_packed_weights_have_negative_scales() -> None:
 
 
 def test_what_cannot_be_mirrored_is_refused() -> None:
-    grid = Grid(np.asarray(-0.1, np.float32), np.asarray(0), DType.INT16, -32768, 32767)
+    grid = ImportedGrid(np.asarray(-0.1, np.float32), np.asarray(0), DType.INT16, -32768, 32767)
     with pytest.raises(ModelError, match=r"its scale is negative, and the integers .* reach from -5 to 32768"):
         upright(NODE, np.asarray([-32768, 5], np.int16), grid)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from quantpipe.check.compatibility import EXIT_CODES, Verdict
+from quantpipe.check.compatibility import EXIT_CODES, DeviceVerdict
 from quantpipe.check.compatibility import check as fit
 from quantpipe.errors import HardwareError
 from quantpipe.hardware.cost import cycles
@@ -165,7 +165,7 @@ def test_pads_wider_than_the_device_makes_stay_in_float() -> None:
     }
     found = fit(made.graph, made.topology, made.spec, made.schema)
     assert [r.node for r in found.refused] == ["wide"] and found.float_on == "cpu"
-    assert found.verdict is Verdict.FALLS_BACK
+    assert found.verdict is DeviceVerdict.FALLS_BACK
 
 
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.lowering import Rendered
 from quantpipe.types import QuantPlan
 from tests.ops.line import Line
@@ -46,7 +46,7 @@ def mutants(made: Line, plan: QuantPlan, backend: str, seed: int = 0) -> Iterato
     """Every constant of the realized model, changed in one element, up to `TRIES` until an output moves."""
     rng = np.random.default_rng(seed)
     realized = made.realize(plan, backend)
-    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
+    simulated = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
     kinds = [kind for kind in session_kinds(realized.model) if kind.decides]
     assert compare_with(simulated, realized, made.samples, kinds).differing == 0, "the unchanged model"
     before = _outputs(made, realized)
@@ -101,7 +101,7 @@ def _outputs(made: Line, realized: Rendered) -> dict[str, np.ndarray] | None:
         return None
 
 
-def _found(simulated: Simulated, realized: Rendered, made: Line, kinds: list) -> bool:
+def _found(simulated: SimulatedModel, realized: Rendered, made: Line, kinds: list) -> bool:
     try:
         return compare_with(simulated, realized, made.samples, kinds).differing > 0
     except QuantpipeError:

@@ -28,7 +28,7 @@ from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
@@ -322,7 +322,7 @@ class Line:
     def agree(self, plan: QuantPlan, backend: str, everywhere: bool = False) -> Agreement:
         """The comparison in the sessions that decide, or in all of them."""
         realized, simulation = self.realize(plan, backend), self.simulate(plan)
-        simulated = Simulated(self.graph, self.topology, plan, simulation, realized=realized)
+        simulated = SimulatedModel(self.graph, self.topology, plan, simulation, realized=realized)
         kinds = [kind for kind in session_kinds(realized.model) if kind.decides or everywhere]
         return compare_with(simulated, realized, self.samples, kinds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantpipe.precision import Move, moves_of, named
+from quantpipe.precision import PrecisionMove, moves_of, named
 from tests.ops.line import Net, load
 
 
@@ -51,7 +51,7 @@ def test_many_roles_are_taken_together() -> None:
 
 
 def test_halves_and_names() -> None:
-    move = Move(("a", "b", "c"), "Add", 0.3)
+    move = PrecisionMove(("a", "b", "c"), "Add", 0.3)
     first, second = move.halves()
     assert first.nodes == ("a",) and second.nodes == ("b", "c") and second.share == pytest.approx(0.2)
     assert not first.halves()

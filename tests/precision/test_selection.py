@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.precision import Move, Selection
+from quantpipe.precision import PrecisionMove, Selection
 
-PARTS = tuple(Move((f"{c}1", f"{c}2", f"{c}3", f"{c}4"), c.upper(), 0.0) for c in "abcd")
+PARTS = tuple(PrecisionMove((f"{c}1", f"{c}2", f"{c}3", f"{c}4"), c.upper(), 0.0) for c in "abcd")
 HARM = {"a": 0.5, "b": 0.001, "c": 0.0, "d": 0.002}
 
 
@@ -27,7 +27,7 @@ class Model:
         return self.rest + lost, self.dear * len(nodes)
 
 
-def nodes(harm: dict[str, float], *moves: Move) -> dict[str, float]:
+def nodes(harm: dict[str, float], *moves: PrecisionMove) -> dict[str, float]:
     """The harm of each node, the same for all of a move."""
     return {name: harm[name[0]] / len(move.nodes) for move in moves for name in move.nodes}
 
@@ -97,7 +97,7 @@ def test_float_that_mends_nothing_is_not_taken() -> None:
 
 
 def test_of_layers_that_multiply_the_one_that_mends_most_is_taken_up_to_a_share() -> None:
-    heavy = (Move(("x",), "Conv", 0.2), Move(("y",), "Conv", 0.1), Move(("z",), "Conv", 0.7))
+    heavy = (PrecisionMove(("x",), "Conv", 0.2), PrecisionMove(("y",), "Conv", 0.1), PrecisionMove(("z",), "Conv", 0.7))
     model = Model({"x": 0.9, "y": 0.05, "z": 3.0}, rest=0.001)
     found = selection(model, light=(), heavy=heavy)
     found.run()
@@ -175,8 +175,8 @@ def test_nothing_is_taken_where_nothing_can_be_expressed() -> None:
 
     given = {
         "masks": frozenset({"mask"}), "doubted": frozenset({"part"}), "masked": frozenset({"reader"}),
-        "ranges": WIDE, "raised": (Move(("bits:p",), "Conv", 0.0), Move(("bits:q",), "Add", 0.0)),
-        "heavy": (Move(("x",), "Conv", 0.2), Move(("y",), "Conv", 0.1)), "tail": frozenset({"boxes"}),
+        "ranges": WIDE, "raised": (PrecisionMove(("bits:p",), "Conv", 0.0), PrecisionMove(("bits:q",), "Add", 0.0)),
+        "heavy": (PrecisionMove(("x",), "Conv", 0.2), PrecisionMove(("y",), "Conv", 0.1)), "tail": frozenset({"boxes"}),
     }  # fmt: skip
     found = selection(Model({}), **given)
     found.measure = measure
@@ -187,7 +187,7 @@ def test_nothing_is_taken_where_nothing_can_be_expressed() -> None:
 
 def test_more_bits_are_weighed_where_fewer_cannot_be_expressed() -> None:
     """Of two roles, one of which has to be raised for there to be a loss at all, the other stays as it is."""
-    raised = (Move(("bits:p",), "Conv", 0.0), Move(("bits:q",), "Add", 0.0))
+    raised = (PrecisionMove(("bits:p",), "Conv", 0.0), PrecisionMove(("bits:q",), "Add", 0.0))
 
     def measure(asked: frozenset[str]) -> tuple[float, float]:
         return (0.01 if "bits:q" in asked else math.inf), 1.0 + len(asked)
@@ -199,7 +199,7 @@ def test_more_bits_are_weighed_where_fewer_cannot_be_expressed() -> None:
     assert [t.nodes for t in found.tried[2:5]] == [{"bits:p"}, {"bits:q"}, {"bits:q"}], "what mends it comes first"
 
 
-WIDE = (Move(("range:p", "range:q"), "Conv", 0.0), Move(("range:r",), "Add", 0.0))
+WIDE = (PrecisionMove(("range:p", "range:q"), "Conv", 0.0), PrecisionMove(("range:r",), "Add", 0.0))
 
 
 def ranged(gains: dict[str, float], rest: float = 0.01) -> Model:
@@ -241,7 +241,7 @@ def test_role_by_role_where_much_is_lost_though_all_together_lose_more() -> None
     assert found.moved == {"range:p", "range:q"}
 
 
-RAISED = tuple(Move((f"bits:{c}", f"bits:{c}.weight"), "Conv", 0.0) for c in "abcd")
+RAISED = tuple(PrecisionMove((f"bits:{c}", f"bits:{c}.weight"), "Conv", 0.0) for c in "abcd")
 WIDTHS = {"bits:a": 0.3, "bits:b": 0.001, "bits:c": 0.05, "bits:d": 0.0}
 
 
@@ -300,8 +300,8 @@ def test_layers_that_multiply_little_are_tried_together_as_one_alone_mends_nothi
             lost, cost = super().__call__(moved)
             return (lost if {"a1", "b1", "c1"} <= moved else 2.8), cost
 
-    filters = [Move((f"{c}1", f"{c}2"), "Conv", 0.03) for c in "abcd"]
-    layer = Move(("e1",), "Conv", 0.6)
+    filters = [PrecisionMove((f"{c}1", f"{c}2"), "Conv", 0.03) for c in "abcd"]
+    layer = PrecisionMove(("e1",), "Conv", 0.6)
     found = selection(Filters({"d1": 0.001}), light=(), heavy=[layer, *filters])
     found.run()
     assert {"a1", "b1", "c1"} <= found.moved and not {"d1", "d2", "e1"} & found.moved
@@ -310,7 +310,7 @@ def test_layers_that_multiply_little_are_tried_together_as_one_alone_mends_nothi
 
 def test_layers_beyond_an_eighth_of_the_multiplications_are_not_tried_together() -> None:
     model = Model({"a1": 1.0, "b1": 1.0})
-    heavy = [Move((f"{c}1",), "Conv", 0.2) for c in "ab"]
+    heavy = [PrecisionMove((f"{c}1",), "Conv", 0.2) for c in "ab"]
     found = selection(model, light=(), heavy=heavy)
     found.run()
     assert frozenset({"a1", "b1"}) not in model.asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize import Provenance
@@ -31,7 +31,7 @@ def run_c(
         simulation = made.simulate(plan)
         assert set(simulation.rendered.integers) <= set(runner.tensors), "every integer tensor can be looked at"
         held = Rendered(simulation.rendered.model, {tensor: tensor for tensor in runner.tensors})
-        simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+        simulated = SimulatedModel(made.graph, made.topology, plan, simulation, realized=held)
         return executed(WrittenBeside("c", "model.c", 0, 0.0), runner, simulated, made.samples, timed=False)
     finally:
         runner.close()

@@ -226,7 +226,7 @@ def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPa
 @needs_compiler
 def test_long_constants_are_strings_of_the_same_bytes(tmp_path: Path) -> None:
     values = np.arange(source.LONG + 999) * 7919 % 256 - 128
-    text = source.Source()
+    text = source.CSource()
     name = text.array(values, DType.INT8)
     assert '"' in text.constants[0]
     program = tmp_path / "a"
@@ -245,7 +245,7 @@ def test_buffers_that_live_together_do_not_overlap(made: list[tuple[int, int, DT
         reads = tuple(
             b for b, (_, life, _) in zip(buffers[:number], made, strict=False) if buffers.index(b) + life >= number
         )
-        steps.append(memory.Step("", reads, (buffer,)))
+        steps.append(memory.MemoryStep("", reads, (buffer,)))
     sizes = memory.place(steps, buffers[-1:])
     last = {b: max(n for n, s in enumerate(steps) if b in (*s.reads, *s.writes)) for b in buffers}
     for n, a in enumerate(buffers):

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.io import model_proto
 from quantpipe.realize import write
 from tests.ops.line import Line, Net, line
@@ -33,7 +33,7 @@ def test_a_pad_between_integers_is_one_of_integers(mode: str, tmp_path: Path) ->
     made = shortcut(mode)
     plan = made.plan()
     realized = write("qdq", made.graph, made.topology, plan, here=True)
-    sides = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
+    sides = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
     agreed = compare_with(sides, realized, made.samples, session_kinds(realized.model))
     assert agreed.differing == 0 and agreed.elements > 0
     options = ort.SessionOptions()

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import quantpipe
 from quantpipe.errors import HardwareError
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
 from quantpipe.graph.execute import Session
 from quantpipe.graph.quantized.restore import runnable
@@ -46,7 +46,7 @@ def compared(made: Line, plan: QuantPlan, folder: Path) -> tuple[Counter, str | 
     runner = form.open(folder, made.graph, made.topology, plan)
     simulation = made.simulate(plan)
     held = Rendered(simulation.rendered.model, {t: t for t in runner.tensors})
-    simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+    simulated = SimulatedModel(made.graph, made.topology, plan, simulation, realized=held)
     count = Counter()
     for batch in made.samples.batches(made.graph.fixed_batch or 4):
         found = runner.run(batch.inputs)
@@ -130,7 +130,7 @@ def test_halves_that_go_to_even_are_noticed(tmp_path: Path, monkeypatch: pytest.
     own = arithmetic.narrowing_of
     monkeypatch.setattr(
         "quantpipe.realize.qonnx.dialect.narrowing_of",
-        lambda *given: arithmetic.Narrowing(reason=own(*given).reason),
+        lambda *given: arithmetic.QonnxNarrowing(reason=own(*given).reason),
     )
     made = line(small(), "vta")
     count, _ = compared(made, made.ties(), tmp_path)

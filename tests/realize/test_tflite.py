@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import requantize_fixed_point
@@ -27,8 +27,8 @@ from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.container import packed
 from quantpipe.realize.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
-from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner, told_by
-from quantpipe.realize.tflite.write import Written, write_model
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner, told_by
+from quantpipe.realize.tflite.write import TfliteFile, write_model
 from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
 from tests.ops.line import Line, Net, hardware, line, load, normal_samples
@@ -39,13 +39,13 @@ pytestmark = pytest.mark.usefixtures("litert_here")
 
 def differing(
     made: Line, plan: QuantPlan, *, whole: bool = True, content: bytes | None = None
-) -> tuple[Counter, Written]:
+) -> tuple[Counter, TfliteFile]:
     """Compare a file, run by LiteRT's reference kernels, with the simulated model."""
     written = write_model(made.graph, made.topology, plan, whole=whole)
-    runner = TfliteRunner(TfliteModel(content or written.content, "memory"), Kernels.REFERENCE)
+    runner = TfliteRunner(TfliteModel(content or written.content, "memory"), LiteRTKernels.REFERENCE)
     simulation = made.simulate(plan)
     held = Rendered(simulation.rendered.model, {t: t for t in runner.tensors})
-    simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+    simulated = SimulatedModel(made.graph, made.topology, plan, simulation, realized=held)
     count = Counter()
     for batch in made.samples.batches(made.graph.fixed_batch or 4):
         found = runner.run(batch.inputs)
@@ -106,7 +106,7 @@ def test_sums_beyond_int32_are_held() -> None:
     assert np.abs(ends.values.astype(np.int64)).sum(axis=(1, 2, 3)).max() * 32767 > 2**32
     full = replace(plan, weights={**plan.weights, weight.tensor: ends})
     written = write_model(made.graph, made.topology, full, whole=True)
-    runner = TfliteRunner(TfliteModel(written.content, "memory"), Kernels.REFERENCE)
+    runner = TfliteRunner(TfliteModel(written.content, "memory"), LiteRTKernels.REFERENCE)
     signs = np.sign(ends.values[:, :, 0, 0]).astype(np.float32) * 1e9
     found = runner.run({"x": signs[:, :, None, None]})
     q, kernel = plan.quantizers["deep_out"], plan.kernels["deep"]

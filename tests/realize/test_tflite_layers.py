@@ -12,7 +12,7 @@ import pytest
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import Session
 from quantpipe.realize.tflite import litert
-from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import DType, HardwareSpec
 from tests.ops.line import Net, hardware, hardware_data, line
@@ -139,7 +139,7 @@ def test_pools_in_float(op: str, name: str) -> None:
     assert "mid" in made.topology.float_nodes
     plan = made.plan()
     written = write_model(made.graph, made.topology, plan, whole=False)
-    runner = TfliteRunner(TfliteModel(written.content, "memory"), Kernels.REFERENCE)
+    runner = TfliteRunner(TfliteModel(written.content, "memory"), LiteRTKernels.REFERENCE)
     realized = Session(made.realize(plan, "integer").model)
     for batch in made.samples.batches(4):
         found, wanted = runner.outputs(batch.inputs)[pooled], realized.run(batch.inputs)[pooled]

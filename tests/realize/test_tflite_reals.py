@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantpipe import intmath
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite.run import TfliteModel, TfliteRunner
@@ -31,7 +31,7 @@ def row_of(made: Line, plan: QuantPlan, *, written_of: QuantPlan | None = None, 
     runner = TfliteRunner(TfliteModel(content, "memory"))
     simulation = made.simulate(plan)
     held = Rendered(simulation.rendered.model, {t: t for t in runner.tensors})
-    simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+    simulated = SimulatedModel(made.graph, made.topology, plan, simulation, realized=held)
     return executed(WrittenBeside("tflite", "m.tflite", 0, 0.0), runner, simulated, made.samples, timed=False)
 
 

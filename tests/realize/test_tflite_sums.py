@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantpipe.graph.execute import Session
-from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import Program
 from tests.ops.line import Line, Net, line
@@ -89,6 +89,6 @@ def test_sums_that_stay_in_float_are_written_in_float(shape: Any, axes: list[int
     plan = made.plan(8, seed=1)
     content = write_model(made.graph, made.topology, plan).content
     batch = next(iter(made.samples.batches(4))).inputs
-    found = TfliteRunner(TfliteModel(content, "memory"), Kernels.REFERENCE).outputs(batch)["mid_out"]
+    found = TfliteRunner(TfliteModel(content, "memory"), LiteRTKernels.REFERENCE).outputs(batch)["mid_out"]
     wanted = Session(made.realize(plan, "integer").model).run(batch)["mid_out"]
     assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-6, atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.io import model_proto
 from quantpipe.lowering import Rendered, render
 from quantpipe.realize.vendor_qdq import VendorQdq
@@ -34,7 +34,7 @@ def written(made: Line, plan: QuantPlan) -> Rendered:
 
 def run(made: Line, plan: QuantPlan, found: Rendered) -> Agreement:
     """The file's own float run, beside the simulated integers."""
-    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=found)
+    simulated = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=found)
     kinds = [kind for kind in session_kinds(found.model) if kind.decides]
     return compare_with(simulated, found, made.samples, kinds)
 

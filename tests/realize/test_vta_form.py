@@ -17,7 +17,7 @@ import pytest
 
 from quantpipe.check.forms import loaded_forms
 from quantpipe.errors import HardwareError
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.hardware.cost import node_cycles
 from quantpipe.lowering import Rendered
@@ -46,7 +46,7 @@ def run_vta(made: Line, plan: QuantPlan, change: Callable[[dict[str, bytes]], No
         runner = form.open(Path(folder), made.graph, made.topology, plan)
         simulation = made.simulate(plan)
         held = Rendered(simulation.rendered.model, {tensor: tensor for tensor in runner.tensors})
-        simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+        simulated = SimulatedModel(made.graph, made.topology, plan, simulation, realized=held)
         try:
             return executed(WrittenBeside("vta", FILE, 0, 0.0), runner, simulated, made.samples, timed=False)
         finally:

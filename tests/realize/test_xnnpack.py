@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite.form import TfliteForm, kernels_of
-from quantpipe.realize.tflite.run import Kernels
+from quantpipe.realize.tflite.run import LiteRTKernels
 from quantpipe.types import FixedRounding, FormRow, QuantPlan, Sum
 from tests.ops.cases import CASES
 from tests.ops.line import Line, Net, hardware, line, normal_samples
@@ -38,7 +38,7 @@ def row_of(made: Line, plan: QuantPlan, folder: Path) -> FormRow:
     runner = form.open(folder, made.graph, made.topology, plan)
     simulation = made.simulate(plan)
     held = Rendered(simulation.rendered.model, {t: t for t in runner.tensors})
-    simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+    simulated = SimulatedModel(made.graph, made.topology, plan, simulation, realized=held)
     beside = WrittenBeside(form.name, form.file, 0, 0.0, facts=written.facts)
     return executed(beside, runner, simulated, made.samples, timed=False)
 
@@ -76,8 +76,8 @@ def test_the_other_kernels_are_counted_and_decide_nothing(device: str, other: st
 
 
 def test_each_file_is_compared_by_the_kernels_of_its_device() -> None:
-    assert kernels_of(line(small(), DEVICE).plan()) is Kernels.XNNPACK
-    assert kernels_of(line(small(), "tflite_int8").plan()) is Kernels.REFERENCE
+    assert kernels_of(line(small(), DEVICE).plan()) is LiteRTKernels.XNNPACK
+    assert kernels_of(line(small(), "tflite_int8").plan()) is LiteRTKernels.REFERENCE
 
 
 FAULTS: dict[str, tuple[str, Any]] = {

@@ -84,7 +84,7 @@ def accept_steps(made: Line, steps: list[Any], start: Overrides = NO_OVERRIDES) 
     given = RecoverOptions(tuple(steps), kl_target=0.0)
     return stages.recover(
         made.problem,
-        stages.Searched(made.strategy(), start),
+        stages.SearchedStrategy(made.strategy(), start),
         made.samples,
         stages.Holdout(made.samples),
         settings=stages.RecoverySettings(given, 256),

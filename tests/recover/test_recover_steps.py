@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 def climbed(made: Line, steps: list[Any], strategy: Strategy | None = None, judged: Any = None) -> RecoveryResult:
     return stages.recover(
         made.problem,
-        stages.Searched(strategy or made.strategy()),
+        stages.SearchedStrategy(strategy or made.strategy()),
         made.samples,
         stages.Holdout(judged or made.samples),
         settings=stages.RecoverySettings(RecoverOptions(tuple(steps), kl_target=0.0), 256),

@@ -14,7 +14,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import LayerOptions, Moments, Variants, float_moments
 from quantpipe.recover.reconstruct import variants as module
-from quantpipe.recover.reconstruct.prepare import Layer, layer_of
+from quantpipe.recover.reconstruct.prepare import WeightLayer, layer_of
 from quantpipe.types import Kernel, Topology
 from tests.ops.line import Line
 from tests.recover.test_recover_walk import digits, kl, same
@@ -99,7 +99,7 @@ def test_layers_are_looked_up_once_per_candidate(monkeypatch: pytest.MonkeyPatch
     made, found = variants("ort_cpu")
     asked: list[str | None] = []
 
-    def counted(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
+    def counted(graph: Graph, topology: Topology, kernel: Kernel) -> WeightLayer | None:
         asked.append(kernel.weight)
         return layer_of(graph, topology, kernel)
 

@@ -19,7 +19,7 @@ from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, recover
 from quantpipe.recover.reconstruct.layerwise import Effort
 from quantpipe.recover.reconstruct.moments import Moments
-from quantpipe.recover.reconstruct.prepare import Layer
+from quantpipe.recover.reconstruct.prepare import WeightLayer
 from quantpipe.types import Quantizer, WeightTensor
 from tests.ops.cases import CASES
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load, normal_samples, schema_for
@@ -136,13 +136,13 @@ def test_a_scale_follows_what_the_bias_takes_up(size: float, per_channel: bool) 
 def moments_seen(monkeypatch: pytest.MonkeyPatch) -> list[Moments]:
     """What layers are solved from, in the order of the walk."""
     seen: list[Moments] = []
-    plain = Layer.solved
+    plain = WeightLayer.solved
 
-    def solved(layer: Layer, before: WeightTensor, moments: Moments, *rest: Any, **named: Any) -> Any:
+    def solved(layer: WeightLayer, before: WeightTensor, moments: Moments, *rest: Any, **named: Any) -> Any:
         seen.append(moments)
         return plain(layer, before, moments, *rest, **named)
 
-    monkeypatch.setattr(Layer, "solved", solved)
+    monkeypatch.setattr(WeightLayer, "solved", solved)
     return seen
 
 
@@ -301,7 +301,7 @@ def test_a_device_that_cannot_shift_further_keeps_its_plain_weights() -> None:
         walk(tight, LayerOptions(propagate=False))
     climbed = stages.recover(
         tight.problem,
-        stages.Searched(tight.strategy()),
+        stages.SearchedStrategy(tight.strategy()),
         tight.samples,
         stages.Holdout(tight.samples),
         settings=stages.RecoverySettings(RecoverOptions(("gptq",)), 256),

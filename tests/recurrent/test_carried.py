@@ -14,7 +14,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.execute import Session
 from quantpipe.graph.rewrites.recurrent import CELLS
 from quantpipe.graph.view import Graph
@@ -142,7 +142,7 @@ def test_a_changed_store_is_a_difference(fault: Callable[..., None]) -> None:
     (cell,) = states_of(made)[1:]
     model = ir.from_proto(ir.to_proto(realized.model))
     fault(model, cell)
-    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
+    simulated = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
     kinds = [kind for kind in session_kinds(realized.model) if kind.decides]
     assert compare_with(simulated, replace(realized, model=model), made.samples, kinds).differing > 0
 

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from quantpipe.check.compatibility import check
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.graph.execute import Session
 from quantpipe.graph.rewrites.recurrent import CELLS, looped
@@ -168,7 +168,7 @@ def test_a_changed_integer_inside_of_a_loop_is_a_difference() -> None:
     values = np.array(held.const_value.numpy())
     values[0, 0] ^= 16
     held.const_value = ir.tensor(values)
-    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
+    simulated = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
     kinds = [kind for kind in session_kinds(realized.model) if kind.decides]
     assert compare_with(simulated, realized, made.samples, kinds).differing > 0
 

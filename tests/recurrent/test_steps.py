@@ -159,9 +159,9 @@ def test_zeros_that_exporters_write_out_are_no_state() -> None:
 
 
 def test_a_wrong_step_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(step: cells.Step, gates: ir.Value, state: cells.State) -> cells.State:
+    def wrong(step: cells.CellStep, gates: ir.Value, state: cells.CellState) -> cells.CellState:
         made = cells.lstm(step, gates, state)
-        return cells.State(made.cell, made.hidden)
+        return cells.CellState(made.cell, made.hidden)
 
     monkeypatch.setattr(cells, "WRITERS", {**cells.WRITERS, "LSTM": wrong})
     monkeypatch.setattr("quantpipe.graph.rewrites.recurrent.unroll.WRITERS", {**cells.WRITERS, "LSTM": wrong})

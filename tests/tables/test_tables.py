@@ -22,7 +22,7 @@ from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError, HardwareError, ModelError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
@@ -162,7 +162,7 @@ def test_a_changed_integer_is_found(limits: TableLimits) -> None:
     wrong[0, 0] ^= 1
     changed = replace(plan, tables={"table": replace(held, values=wrong)})
     realized = made.realize(changed, "qdq")
-    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
+    simulated = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
     kinds = [k for k in session_kinds(realized.model) if k.decides]
     found = compare_with(simulated, realized, made.samples, kinds)
     assert found.differing > 0 and str(found.first_tensor).endswith("(rows)")

@@ -14,7 +14,7 @@ from quantpipe import intmath
 from quantpipe.certify.steps import departures
 from quantpipe.types import FixedPoint, FixedRounding, Requantize, RequantizeKind, Rounding
 from quantpipe.verify import spec
-from quantpipe.verify.steps import Narrowing
+from quantpipe.verify.steps import ClaimedNarrowing
 
 ROUNDINGS = ("half_even", "half_up", "half_away", "floor")
 
@@ -114,7 +114,7 @@ def test_departures_are_those_of_every_accumulator(kind: str) -> None:
     if numbers["kind"] == "shift":
         real = np.float32(2.0 ** -numbers["shift"]).reshape(())
     numbers["multiplier"] = real.tolist()
-    checked = Narrowing(numbers, -peaks, peaks)
+    checked = ClaimedNarrowing(numbers, -peaks, peaks)
     modes = FixedRounding if fixed is not None else Rounding
     low, high = numbers["range"]
     r = Requantize(RequantizeKind(numbers["kind"]), real, numbers["shift"], numbers["zero_point"], low, high,
@@ -147,8 +147,8 @@ def test_departures_of_many_wide_channels_are_not_counted(channels: int, counted
     written = departures(
         Requantize(RequantizeKind.FLOAT_MULTIPLIER, multiplier, 0, 0, -32768, 32767), -peak, peak
     ).as_dict()
-    assert written == Narrowing(numbers, -peak, peak).departures()
-    earlier = Narrowing(numbers, -peak, peak).departures({"departing": 5})
+    assert written == ClaimedNarrowing(numbers, -peak, peak).departures()
+    earlier = ClaimedNarrowing(numbers, -peak, peak).departures({"departing": 5})
     assert earlier["departing"] == 0  # a product by a power of two departs nowhere
     assert (written["departing"] is not None) == counted and written["accumulators"] == channels * ((2 << 12) + 1)
 
@@ -157,7 +157,7 @@ def test_a_float32_product_that_departs_is_listed() -> None:
     """Above 2^24 float32 rounds the sum itself; a tie then goes another way than the exact product."""
     numbers = entry(multiplier=2.0**-18, range=[-128, 127])
     peak = np.array([1 << 25], np.int64)
-    found = Narrowing(numbers, -peak, peak).departures()
+    found = ClaimedNarrowing(numbers, -peak, peak).departures()
     assert found["departing"] > 0
     for _, first, last in found["first"]:
         acc = np.arange(first, last + 1, dtype=np.int64).reshape(1, -1)

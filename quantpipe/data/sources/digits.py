@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.divide import DEFAULT_SHARE, ROLES, Part, set_aside
+from quantpipe.data.divide import DEFAULT_SHARE, ROLES, SamplePart, set_aside
 from quantpipe.data.options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import Source
@@ -90,8 +90,8 @@ class DigitsDataset:
         source = self.source()
         train, held_out = digits_parts(len(source))
         share = self.search.get("share", DEFAULT_SHARE)
-        evaluate, search = set_aside(Part(source, held_out), share, np.random.default_rng(SEARCH_SEED))
-        parts = {"calibrate": Part(source, train), "search": search, "evaluate": evaluate}
+        evaluate, search = set_aside(SamplePart(source, held_out), share, np.random.default_rng(SEARCH_SEED))
+        parts = {"calibrate": SamplePart(source, train), "search": search, "evaluate": evaluate}
         handling = Handling(force_few=self.force_few)
         return build(
             parts, self.samples, Preprocess.of(self.preprocess), inputs, classes=outputs_classes, handling=handling

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.divide import ROLES, Part
+from quantpipe.data.divide import ROLES, SamplePart
 from quantpipe.data.options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sources.digits import digits_arrays, digits_parts
@@ -122,6 +122,6 @@ class DigitsDetectDataset:
             pictures, objects = scenes(digits[part, ..., 0], labels[part], count, draw)
             where = f"the scenes of digits ({role})"
             source = MemorySource(where, pictures, None, SourceLayout.NHWC, objects=objects)
-            parts[role] = Part(source, np.arange(count))
+            parts[role] = SamplePart(source, np.arange(count))
         handling = Handling(force_few=self.force_few)
         return build(parts, self.samples, Preprocess.of(self.preprocess), inputs, classes=None, handling=handling)

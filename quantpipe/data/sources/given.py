@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantpipe.data.divide import WHOLE
 from quantpipe.data.functions import arrays_of
 from quantpipe.data.labels import as_labels
-from quantpipe.data.options import Options
+from quantpipe.data.options import SplitOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays
 from quantpipe.data.sources.iterable import IterableSource
@@ -77,7 +77,7 @@ class ArraysSource:
 
 
 @dataclass(frozen=True, eq=False)
-class GivenDataset(Options):
+class GivenDataset(SplitOptions):
     """Hold a data set of samples in memory.
 
     The options are the options of conf/dataset/callable.yaml, which mean the same for a function's results. An array is

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.data.divide import ROLES, WHOLE
 from quantpipe.data.duplicates import UNKNOWN, fingerprints
 from quantpipe.data.functions import arrays_of, called, checked_function, name_of
-from quantpipe.data.options import Options
+from quantpipe.data.options import SplitOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.source import Hasher, Rows, hash_arrays
@@ -170,7 +170,7 @@ def _index(value: Any, what: str, name: str) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class CallableDataset(Options):
+class CallableDataset(SplitOptions):
     """See conf/dataset/callable.yaml for the keys; `target` is the function itself here."""
 
     target: Callable[..., Any] | None = None

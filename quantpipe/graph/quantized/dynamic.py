@@ -24,12 +24,12 @@ from quantpipe.graph.quantized.tables import (
     ROUNDINGS,
     TO_FLOAT,
 )
-from quantpipe.graph.quantized.walk import FLOAT, Walk
+from quantpipe.graph.quantized.walk import FLOAT, DequantizeWalk
 from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, only_user
-from quantpipe.types import DType, Grid
+from quantpipe.types import DType, ImportedGrid
 
 
-def dynamic_quantize(walk: Walk, node: ir.Node) -> None:
+def dynamic_quantize(walk: DequantizeWalk, node: ir.Node) -> None:
     """Note whose integers a DynamicQuantizeLinear gives, and by which scale."""
     real = node.inputs[0]
     if real is not None:
@@ -38,7 +38,7 @@ def dynamic_quantize(walk: Walk, node: ir.Node) -> None:
         walk.dynamic[node.outputs[1]] = real
 
 
-def integer_product(walk: Walk, node: ir.Node) -> None:
+def integer_product(walk: DequantizeWalk, node: ir.Node) -> None:
     """Replace an integer product, and the factors after it, by the float product."""
     data, weight = node.inputs[0], node.inputs[1]
     op = INTEGER_PRODUCTS[node.op_type]
@@ -72,7 +72,7 @@ def integer_product(walk: Walk, node: ir.Node) -> None:
 
 
 def _factors(
-    walk: Walk, node: ir.Node, wanted: set[ir.Value], *, constant_too: bool
+    walk: DequantizeWalk, node: ir.Node, wanted: set[ir.Value], *, constant_too: bool
 ) -> tuple[ir.Value, np.ndarray | None, ir.Value | None] | None:
     """Return (the value after all factors of an integer sum, the constant factor, a bias that is added to the sum).
 
@@ -132,7 +132,7 @@ def _parts(value: ir.Value | None) -> list[ir.Value]:
     return [value]
 
 
-def fused_product(walk: Walk, node: ir.Node) -> None:
+def fused_product(walk: DequantizeWalk, node: ir.Node) -> None:
     """Put a MatMul in the place of onnxruntime's product of real or dynamically quantized data with integer weights."""
     at = _PORTS[node.op_type]
     data, weight = node.inputs[0], node.inputs[1]
@@ -159,7 +159,7 @@ def _port(node: ir.Node, port: int) -> ir.Value | None:
     return node.inputs[port] if port < len(node.inputs) else None
 
 
-def _product(walk: Walk, node: ir.Node, data: ir.Value, weight: ir.Value, *, bias: ir.Value | None) -> None:
+def _product(walk: DequantizeWalk, node: ir.Node, data: ir.Value, weight: ir.Value, *, bias: ir.Value | None) -> None:
     """Write a MatMul, and an Add for a bias, in the place of one node."""
     out = node.outputs[0]
     made = new_node(walk.graph, node, MATMUL, [data, weight], name=node.name)
@@ -170,7 +170,7 @@ def _product(walk: Walk, node: ir.Node, data: ir.Value, weight: ir.Value, *, bia
     walk.replace(out, made, node)
 
 
-def packed_product(walk: Walk, node: ir.Node) -> None:
+def packed_product(walk: DequantizeWalk, node: ir.Node) -> None:
     """Put a MatMul in the place of MatMulNBits, whose weights lie packed in blocks along the reduction."""
     data, packed = node.inputs[0], constant(node.inputs[1])
     steps = constant(node.inputs[2])
@@ -189,9 +189,9 @@ def packed_product(walk: Walk, node: ir.Node) -> None:
     kind = DType.UINT4 if bits < 8 else DType.UINT8
     high = (1 << bits) - 1
     if blocks == 1:
-        grid, size = Grid(scale.reshape(-1), zero.reshape(-1), kind, 0, high, 1), 0
+        grid, size = ImportedGrid(scale.reshape(-1), zero.reshape(-1), kind, 0, high, 1), 0
     else:
-        grid, size = Grid(scale.T.copy(), zero.T.copy(), kind, 0, high, 0), block
+        grid, size = ImportedGrid(scale.T.copy(), zero.T.copy(), kind, 0, high, 0), block
     walk.forms["weights only"] = None
     source = node.inputs[1]
     assert source is not None  # noqa: S101  (it is a constant)

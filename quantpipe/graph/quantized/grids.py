@@ -17,7 +17,7 @@ from quantpipe import intmath
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import STAGE
 from quantpipe.graph.rewrites.tools import attribute, constant
-from quantpipe.types import DType, Grid
+from quantpipe.types import DType, ImportedGrid
 
 INTEGERS = {kind.value for kind in DType if not kind.is_float}
 
@@ -45,7 +45,7 @@ def whole(value: ir.Value | None) -> NDArray[Any] | None:
 
 def grid_of(
     node: ir.Node, scale: ir.Value | None, zero: ir.Value | None, stored: ir.Value | None, *, axis: int | None = None
-) -> Grid | None:
+) -> ImportedGrid | None:
     """Return the grid of a node's scale and zero point; None where they are computed at run time.
 
     A zero point of None is 0; `stored` gives the type in that case. `axis` is the axis of channels, for a scale with
@@ -68,10 +68,10 @@ def grid_of(
     if np.any(offset < kind.qmin) or np.any(offset > kind.qmax):
         raise refused(node, f"its zero point is {offset.reshape(-1)[0]}; {kind} holds {kind.qmin} to {kind.qmax}")
     if real.size == 1:
-        return Grid(real.reshape(()), offset.reshape(()), kind, kind.qmin, kind.qmax)
+        return ImportedGrid(real.reshape(()), offset.reshape(()), kind, kind.qmin, kind.qmax)
     blocks = attribute(node, "block_size", 0) or max(real.shape) < real.size
     shape = real.shape if blocks else (real.size,)  # NNCF writes [C, 1, 1] for channels
-    return Grid(real.reshape(shape), np.broadcast_to(offset.reshape(-1), real.size).reshape(shape), kind,
+    return ImportedGrid(real.reshape(shape), np.broadcast_to(offset.reshape(-1), real.size).reshape(shape), kind,
                 kind.qmin, kind.qmax, axis)  # fmt: skip
 
 
@@ -106,12 +106,12 @@ def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DTyp
     return of_zero or own or DType.UINT8
 
 
-def hull(grids: Sequence[Grid]) -> Grid:
+def hull(grids: Sequence[ImportedGrid]) -> ImportedGrid:
     """Return the grid of integers that come from several grids of one scale: it holds what any of them does."""
     return replace(grids[0], low=min(g.low for g in grids), high=max(g.high for g in grids))
 
 
-def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, *, block: int = 0) -> NDArray[np.float32]:
+def dequantized(node: ir.Node, values: NDArray[Any], grid: ImportedGrid, *, block: int = 0) -> NDArray[np.float32]:
     """Return the real values of a constant's integers, f32(q - z) · s, in the same shape.
 
     `block` integers along `grid.axis` share a scale; 0: all of a channel. Raises ModelError for an axis that the
@@ -136,7 +136,7 @@ def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, *, block: int =
     return intmath.dequantize(values, grid.scale, grid.zero, axis)
 
 
-def _blocks(node: ir.Node, values: NDArray[Any], grid: Grid, *, axis: int, block: int) -> NDArray[np.float32]:
+def _blocks(node: ir.Node, values: NDArray[Any], grid: ImportedGrid, *, axis: int, block: int) -> NDArray[np.float32]:
     wanted = [-(-n // block) if a == axis else n for a, n in enumerate(values.shape)]
     if list(grid.scale.shape) != wanted:
         raise refused(

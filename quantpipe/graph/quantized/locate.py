@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.quantized.tables import RESHAPE
 from quantpipe.graph.rewrites.dense import FLAT
 from quantpipe.graph.view import Graph
-from quantpipe.types import GivenWeight, Grid, Imported
+from quantpipe.types import GivenWeight, Imported, ImportedGrid
 
 GONE = "the clean-up of the float model has no such tensor left (it became part of another op)"
 CHANGED = "the clean-up folded something into it that its integers do not follow"
@@ -124,5 +124,5 @@ def _scaled(weight: GivenWeight, array: NDArray[Any]) -> GivenWeight | None:
     if values.min() < grid.low or values.max() > grid.high:
         return None
     scale = np.where(step == 0, 1.0, np.abs(step)).astype(np.float32)
-    made = Grid(scale, zero, grid.dtype, grid.low, grid.high, 0)
+    made = ImportedGrid(scale, zero, grid.dtype, grid.low, grid.high, 0)
     return replace(weight, values=values.astype(weight.values.dtype), grid=made)

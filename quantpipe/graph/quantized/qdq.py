@@ -24,9 +24,9 @@ from quantpipe.graph.quantized.tables import (
     WITHIN,
     moved_ports,
 )
-from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
+from quantpipe.graph.quantized.walk import FLOAT, DequantizeWalk, narrowed
 from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, only_user
-from quantpipe.types import Grid
+from quantpipe.types import ImportedGrid
 
 WIDE = (ir.DataType.INT32, ir.DataType.INT64)
 """Types that hold all integers of a grid, and change none."""
@@ -36,7 +36,7 @@ CARRIED = (
 )
 
 
-def quantize(walk: Walk, node: ir.Node) -> None:
+def quantize(walk: DequantizeWalk, node: ir.Node) -> None:
     """Remove a QuantizeLinear: its output has the real values of its input, on its grid."""
     real, stored = node.inputs[0], node.outputs[0]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
@@ -57,7 +57,7 @@ def quantize(walk: Walk, node: ir.Node) -> None:
     walk.keep(stored, walk.apart(known, grid, node), grid)
 
 
-def _within(walk: Walk, real: ir.Value, grid: Grid) -> Grid:
+def _within(walk: DequantizeWalk, real: ir.Value, grid: ImportedGrid) -> ImportedGrid:
     """Return the narrower grid that a node inherits if it copies values of one scale, else the given grid.
 
     A tool that bounds integers to fewer bits than their type has need not bound copies of them again.
@@ -81,7 +81,7 @@ def _copied(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs[:1] if value is not None] if node.op_type in WITHIN and zeros else []
 
 
-def dequantize(walk: Walk, node: ir.Node) -> None:
+def dequantize(walk: DequantizeWalk, node: ir.Node) -> None:
     """Remove a DequantizeLinear: its readers read the real values that the integers represent."""
     integers = node.inputs[0]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
@@ -105,7 +105,7 @@ def dequantize(walk: Walk, node: ir.Node) -> None:
     walk.replace(node.outputs[0], real, node)
 
 
-def multiplied(walk: Walk, node: ir.Node) -> None:
+def multiplied(walk: DequantizeWalk, node: ir.Node) -> None:
     """Take (q - z)·s away where it is written as Cast, Sub and Mul: it is what a DequantizeLinear gives.
 
     Files use this form where a runtime must not see a DequantizeLinear, as realized QDQ files do before a Softmax. A
@@ -132,7 +132,7 @@ def multiplied(walk: Walk, node: ir.Node) -> None:
         walk.replace(scaled.outputs[0], known.real, scaled)
 
 
-def _only_reader(walk: Walk, value: ir.Value, op: str, operand: NDArray[np.float32] | int) -> ir.Node | None:
+def _only_reader(walk: DequantizeWalk, value: ir.Value, op: str, operand: NDArray[np.float32] | int) -> ir.Node | None:
     """Return the one node that reads a value, where it is this op with this number as its other operand."""
     node = only_user(value, walk.graph)
     if node is None or node.op_type != op or node.domain not in ("", "ai.onnx"):
@@ -144,7 +144,7 @@ def _only_reader(walk: Walk, value: ir.Value, op: str, operand: NDArray[np.float
     return node
 
 
-def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
+def _refuse_another(node: ir.Node, made: ImportedGrid, read: ImportedGrid) -> None:
     """Raise ModelError where integers are read on another grid than they were stored on."""
     if made.scale.shape == read.scale.shape and np.array_equal(made.scale, read.scale):
         if np.array_equal(made.zero, read.zero):
@@ -155,7 +155,7 @@ def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
     raise refused(node, f"its integers are stored with {what}; legal is one scale and zero point for both ends")
 
 
-def move(walk: Walk, node: ir.Node) -> None:
+def move(walk: DequantizeWalk, node: ir.Node) -> None:
     """Let an op that moves or selects integers do so with the real values that they represent."""
     ports = moved_ports(node)
     found = {port: walk.stored.get(value) for port in ports if (value := node.inputs[port]) is not None}
@@ -188,7 +188,7 @@ def move(walk: Walk, node: ir.Node) -> None:
         walk.keep(old, new, hull(grids))
 
 
-def limit(walk: Walk, node: ir.Node) -> None:
+def limit(walk: DequantizeWalk, node: ir.Node) -> None:
     """Let integers that are bounded have fewer bits."""
     below, above = LIMITS[node.op_type]
     source = node.inputs[0]
@@ -229,13 +229,15 @@ def _read_beside(integers: ir.Value | None, node: ir.Node) -> bool:
     return integers is not None and (integers.is_graph_output() or any(u.node is not node for u in integers.uses()))
 
 
-def _of_bits(grid: Grid) -> bool:
+def _of_bits(grid: ImportedGrid) -> bool:
     """Return whether bounds belong to fewer bits (0 to 15, -7 to 7), not to an activation (its zero point to 255)."""
     count = grid.high - grid.low + 1
     return any(c & (c - 1) == 0 for c in (count, count + 1))
 
 
-def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: tuple[int, int]) -> ir.Value:
+def _bounded(
+    walk: DequantizeWalk, node: ir.Node, real: ir.Value, before: ImportedGrid, *, ends: tuple[int, int]
+) -> ir.Value:
     """Return the float Relu or Clip for bounds of integers whose inputs have other readers without them."""
     zero, scale = int(before.zero), np.float32(before.scale)
     low = None if ends[0] == before.low else ends[0]
@@ -249,7 +251,7 @@ def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: t
     return walk.node(node, CLIP, [real, *limits], attributes={})
 
 
-def pad(walk: Walk, node: ir.Node) -> None:
+def pad(walk: DequantizeWalk, node: ir.Node) -> None:
     """Let a Pad of integers pad their real values, with the real value of its pad integer."""
     data = node.inputs[0]
     known = walk.stored.get(data) if data is not None else None
@@ -268,7 +270,7 @@ def pad(walk: Walk, node: ir.Node) -> None:
     walk.keep(node.outputs[0], made.outputs[0], known.grid)
 
 
-def fold(walk: Walk, node: ir.Node) -> None:
+def fold(walk: DequantizeWalk, node: ir.Node) -> None:
     """Make a constant of constant integers that are transposed, reshaped or cast to another integer type."""
     value = node.inputs[0]
     array, kind = whole(value), type_of(value)
@@ -286,7 +288,7 @@ def fold(walk: Walk, node: ir.Node) -> None:
     walk.exchange(node, array)
 
 
-def refuse_open(walk: Walk, model: ir.Model) -> None:
+def refuse_open(walk: DequantizeWalk, model: ir.Model) -> None:
     """Reject integers that some node uses as numbers in a computation, by ModelError.
 
     A file that stores a tensor in integers defines how they are read: by a DequantizeLinear, or by an op with scales.

@@ -8,15 +8,15 @@ import onnx_ir as ir
 from quantpipe.graph.integer_ops import INTEGER_OPS, IntegerOp, Ports
 from quantpipe.graph.quantized.grids import grid_of, refused, whole
 from quantpipe.graph.quantized.tables import AXES
-from quantpipe.graph.quantized.walk import Walk
+from quantpipe.graph.quantized.walk import DequantizeWalk
 from quantpipe.graph.rewrites.tools import attribute, new_constant
-from quantpipe.types import Grid
+from quantpipe.types import ImportedGrid
 
 DROPPED = frozenset({"channels_last", "opset"})
 """Attributes of integer ops that their float ops do not have."""
 
 
-def integer_op(walk: Walk, node: ir.Node) -> None:
+def integer_op(walk: DequantizeWalk, node: ir.Node) -> None:
     """Put the float op in the place of an integer one with scales of its own."""
     form = INTEGER_OPS[node.op_type]
     if attribute(node, "channels_last", 0) or attribute(node, "opset", 13) < 13:
@@ -51,7 +51,7 @@ def _input(node: ir.Node, port: int | None) -> ir.Value | None:
     return node.inputs[port] if port is not None and port < len(node.inputs) else None
 
 
-def _operand(walk: Walk, node: ir.Node, ports: Ports, axis: int | None) -> ir.Value | None:
+def _operand(walk: DequantizeWalk, node: ir.Node, ports: Ports, axis: int | None) -> ir.Value | None:
     """Return the real value of an operand; None if its scale is no constant, or its grid is unknown."""
     integers = _input(node, ports.data)
     if integers is None:
@@ -68,7 +68,7 @@ def _operand(walk: Walk, node: ir.Node, ports: Ports, axis: int | None) -> ir.Va
     return walk.port(integers, grid) if integers in walk.graph.inputs else None
 
 
-def _refuse_another(node: ir.Node, integers: ir.Value, made: Grid, read: Grid) -> None:
+def _refuse_another(node: ir.Node, integers: ir.Value, made: ImportedGrid, read: ImportedGrid) -> None:
     if not made.same(read):
         raise refused(
             node,
@@ -78,7 +78,7 @@ def _refuse_another(node: ir.Node, integers: ir.Value, made: Grid, read: Grid) -
         )
 
 
-def _bias(walk: Walk, node: ir.Node, form: IntegerOp) -> ir.Value | None:
+def _bias(walk: DequantizeWalk, node: ir.Node, form: IntegerOp) -> ir.Value | None:
     """Return the real bias of an int32 one at the scale of the products."""
     integers = _input(node, form.bias)
     values = whole(integers)

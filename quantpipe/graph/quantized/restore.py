@@ -35,11 +35,11 @@ from quantpipe.graph.quantized.tables import (
     QUANTIZE,
     TO_FLOAT,
 )
-from quantpipe.graph.quantized.walk import Restored, Walk
+from quantpipe.graph.quantized.walk import DequantizeWalk, Restored
 from quantpipe.graph.session_options import AS_REAL_NUMBERS, carried, carry
 from quantpipe.types import GivenTensor, GivenWeight
 
-Step = Callable[[Walk, ir.Node], None]
+Step = Callable[[DequantizeWalk, ir.Node], None]
 
 READERS: Mapping[str, Step] = {
     **dict.fromkeys(INTEGER_OPS, integer_op),
@@ -86,7 +86,7 @@ def restore(model: ir.Model) -> Restored:
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     common_passes.TopologicalSortPass()(copy)
-    walk = Walk(copy)
+    walk = DequantizeWalk(copy)
     if as_qdq(copy):
         walk.forms["QONNX"] = None
     for node in list(copy.graph):
@@ -107,7 +107,7 @@ def restore(model: ir.Model) -> Restored:
     return Restored(copy, tuple(forms), _tensors(walk), _weights(walk), _dynamic(walk), _clamps(walk))
 
 
-def _tensors(walk: Walk) -> tuple[GivenTensor, ...]:
+def _tensors(walk: DequantizeWalk) -> tuple[GivenTensor, ...]:
     """Return one entry per real value, with its narrowest grid: bounded integers have fewer bits."""
     found: dict[str, GivenTensor] = {}
     for integers, stored in walk.stored.items():
@@ -122,7 +122,7 @@ def _tensors(walk: Walk) -> tuple[GivenTensor, ...]:
     return tuple(found.values())
 
 
-def _weights(walk: Walk) -> tuple[GivenWeight, ...]:
+def _weights(walk: DequantizeWalk) -> tuple[GivenWeight, ...]:
     """Return one entry per real constant, likewise."""
     found = []
     for real, weight in walk.weights.items():
@@ -133,10 +133,10 @@ def _weights(walk: Walk) -> tuple[GivenWeight, ...]:
     return tuple(found)
 
 
-def _dynamic(walk: Walk) -> tuple[str, ...]:
+def _dynamic(walk: DequantizeWalk) -> tuple[str, ...]:
     return tuple(dict.fromkeys(real.name or "" for real in walk.dynamic.values()))
 
 
-def _clamps(walk: Walk) -> tuple[str, ...]:
+def _clamps(walk: DequantizeWalk) -> tuple[str, ...]:
     made = {v for node in walk.graph for v in node.outputs}
     return tuple(clamp.name or "" for clamp in walk.clamped.values() if clamp in made)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.quantized.grids import refused
-from quantpipe.types import DType, Grid
+from quantpipe.types import DType, ImportedGrid
 
 WIDER = {
     DType.INT4: DType.INT8,
@@ -26,7 +26,7 @@ WIDER = {
 }
 
 
-def upright(node: ir.Node, values: NDArray[Any], grid: Grid) -> tuple[NDArray[Any], Grid]:
+def upright(node: ir.Node, values: NDArray[Any], grid: ImportedGrid) -> tuple[NDArray[Any], ImportedGrid]:
     """Return integers and a grid of positive scales with the same real values; unchanged if scales are positive.
 
     The integers are q where s > 0 and 2·z - q where s < 0, on the grid of |s|. Where the type does not hold them, they

@@ -14,17 +14,17 @@ from quantpipe.graph.quantized.grids import dequantized, whole
 from quantpipe.graph.quantized.signs import upright
 from quantpipe.graph.quantized.tables import CLAMPED, CLIP, CLIPS, IDENTITY, RELU, SUFFIXES
 from quantpipe.graph.rewrites.tools import new_constant, new_node
-from quantpipe.types import GivenTensor, GivenWeight, Grid
+from quantpipe.types import GivenTensor, GivenWeight, ImportedGrid
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredInteger:
     """Hold the real value of an integer tensor, and its grid; no grid where each sample has its own."""
 
     real: ir.Value
-    grid: Grid | None
+    grid: ImportedGrid | None
     constant: bool = False
 
 
@@ -42,7 +42,7 @@ class Restored:
 
 
 @dataclass(eq=False)
-class Walk:
+class DequantizeWalk:
     """Hold a model during its conversion from integers to real values; it is changed in place.
 
     `stored`: integers -> their real values. `clamped`: real values that a tool had clamped by their integers.
@@ -51,12 +51,12 @@ class Walk:
     """
 
     model: ir.Model
-    stored: dict[ir.Value, Stored] = field(default_factory=dict)
+    stored: dict[ir.Value, StoredInteger] = field(default_factory=dict)
     clamped: dict[ir.Value, ir.Value] = field(default_factory=dict)
     weights: dict[ir.Value, GivenWeight] = field(default_factory=dict)
     dynamic: dict[ir.Value, ir.Value] = field(default_factory=dict)
     forms: dict[str, None] = field(default_factory=dict)
-    grids: dict[ir.Value, Grid] = field(default_factory=dict)
+    grids: dict[ir.Value, ImportedGrid] = field(default_factory=dict)
     """Real value -> the narrowest grid of the integers that stand for it."""
     integers: dict[ir.Value, str] = field(default_factory=dict)
     """Names that the file has for the integers of `stored`."""
@@ -68,9 +68,9 @@ class Walk:
         """Return the graph of the model."""
         return self.model.graph
 
-    def keep(self, integers: ir.Value, real: ir.Value, grid: Grid | None, *, constant: bool = False) -> None:
+    def keep(self, integers: ir.Value, real: ir.Value, grid: ImportedGrid | None, *, constant: bool = False) -> None:
         """Record the real value and the grid of integers."""
-        self.stored[integers] = Stored(real, grid, constant)
+        self.stored[integers] = StoredInteger(real, grid, constant)
         self.integers[integers] = integers.name or ""
         before = self.grids.get(real)
         if grid is not None and (before is None or grid.high - grid.low < before.high - before.low):
@@ -117,7 +117,7 @@ class Walk:
         found.name, found.type = name, FLOAT
         return found
 
-    def constant(self, node: ir.Node, integers: ir.Value, grid: Grid, *, block: int = 0) -> ir.Value:
+    def constant(self, node: ir.Node, integers: ir.Value, grid: ImportedGrid, *, block: int = 0) -> ir.Value:
         """Return the real constant of constant integers (an initializer), and record the integers.
 
         `block` integers along `grid.axis` share a scale.
@@ -133,7 +133,14 @@ class Walk:
         return real
 
     def given(
-        self, node: ir.Node, integers: ir.Value, values: NDArray[Any], grid: Grid, *, block: int = 0, name: str = ""
+        self,
+        node: ir.Node,
+        integers: ir.Value,
+        values: NDArray[Any],
+        grid: ImportedGrid,
+        *,
+        block: int = 0,
+        name: str = "",
     ) -> ir.Value:
         """Return a new real constant made of integers, and record the integers.
 
@@ -156,7 +163,7 @@ class Walk:
         self.graph.register_initializer(made)
         return made
 
-    def port(self, integers: ir.Value, grid: Grid) -> ir.Value:
+    def port(self, integers: ir.Value, grid: ImportedGrid) -> ir.Value:
         """Return the real input in the place of an input that takes integers; its name stays."""
         place = list(self.graph.inputs).index(integers)
         name = integers.name
@@ -167,7 +174,7 @@ class Walk:
         self.integers[integers] = name or ""
         return real
 
-    def clamp(self, real: ir.Value, grid: Grid, before: ir.Node) -> ir.Value:
+    def clamp(self, real: ir.Value, grid: ImportedGrid, before: ir.Node) -> ir.Value:
         """Return a real value as its grid clamps it at 0: with a Relu, where a tool may have left one out.
 
         A grid that begins at 0 gives no negative number. If it ends at 6 or 1, to half a step, the original had a Clip
@@ -190,7 +197,7 @@ class Walk:
         self.clamped[real] = made
         return made
 
-    def apart(self, real: ir.Value, grid: Grid, before: ir.Node) -> ir.Value:
+    def apart(self, real: ir.Value, grid: ImportedGrid, before: ir.Node) -> ir.Value:
         """Return a real value that may have this grid: one after an Identity, if it has another grid already."""
         other = self.grids.get(real)
         if other is None or other.same(grid):
@@ -214,7 +221,7 @@ class Walk:
         new.name, new.type, new.shape = name, FLOAT, shape
 
 
-def narrowed(grid: Grid, low: int | None, high: int | None) -> Grid:
+def narrowed(grid: ImportedGrid, low: int | None, high: int | None) -> ImportedGrid:
     """Return a grid with its integers bounded."""
     return replace(
         grid,

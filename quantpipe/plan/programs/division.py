@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.types import Quantizer
 
 FINER_BITS = 8
@@ -19,7 +19,7 @@ ROOM = 61
 """Bits that a dividend may have."""
 
 
-def quotient(writer: ProgramWriter, a: Quantizer, b: Quantizer, out: Quantizer) -> tuple[Value, float]:
+def quotient(writer: ProgramWriter, a: Quantizer, b: Quantizer, out: Quantizer) -> tuple[ProgramValue, float]:
     """Write a / b as an accumulator.
 
     A divisor that is stored as 0 counts as one step above 0, so that the result saturates as the real one would.

@@ -14,13 +14,15 @@ from quantpipe import intmath
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs import interpolation
 from quantpipe.plan.programs.softmax import below_greatest, interpolated
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.types import Quantizer, Rounding
 
 EXPONENTIAL_BITS = 16
 
 
-def log_softmax(writer: ProgramWriter, data: Quantizer, axes: tuple[int, ...], *, count: int) -> tuple[Value, float]:
+def log_softmax(
+    writer: ProgramWriter, data: Quantizer, axes: tuple[int, ...], *, count: int
+) -> tuple[ProgramValue, float]:
     """Write LogSoftmax as an accumulator.
 
     Args:

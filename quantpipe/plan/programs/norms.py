@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.oprules.rows import Normalization
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.types import Quantizer, Rounding
 
 ROOT_BITS = 51
@@ -30,7 +30,7 @@ ACCUMULATOR_BITS = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class IntegerAffine:
     """Gain and offset in integers: accumulator = y · gain + offset, in steps of `scale`."""
 
     gain: NDArray[np.int64]
@@ -38,7 +38,9 @@ class Affine:
     scale: float
 
 
-def normalized(writer: ProgramWriter, data: Quantizer, what: Normalization, finest: float = 0.0) -> tuple[Value, float]:
+def normalized(
+    writer: ProgramWriter, data: Quantizer, what: Normalization, finest: float = 0.0
+) -> tuple[ProgramValue, float]:
     """Write a normalization up to its gain and offset, as an accumulator.
 
     Args:
@@ -56,7 +58,7 @@ def normalized(writer: ProgramWriter, data: Quantizer, what: Normalization, fine
     return product if affine.offset is None else writer.add(product, affine.offset), affine.scale
 
 
-def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[Value, int]:
+def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[ProgramValue, int]:
     """The row with mean 0 and variance 1, in steps of 2^-fraction."""
     x, n = writer.operand(), what.count
     if what.centred:
@@ -90,7 +92,7 @@ def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[
     return writer.clip(quotient, -limit, limit), fraction
 
 
-def _affine(what: Normalization, fraction: int, finest: float) -> Affine:
+def _affine(what: Normalization, fraction: int, finest: float) -> IntegerAffine:
     """Gains in steps of a power of two, so that product and offset fit 31 bits."""
     gain = np.ones(()) if what.gain is None else what.gain
     peak = float(np.max(np.abs(gain))) or 1.0
@@ -106,4 +108,4 @@ def _affine(what: Normalization, fraction: int, finest: float) -> Affine:
     offset = None
     if what.offset is not None:
         offset = intmath.round_real(np.ldexp(what.offset, fraction - exponent), Rounding.HALF_EVEN).astype(np.int64)
-    return Affine(gains, offset, math.ldexp(1.0, exponent - fraction))
+    return IntegerAffine(gains, offset, math.ldexp(1.0, exponent - fraction))

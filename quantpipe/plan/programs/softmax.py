@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs import interpolation
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.plan.requantize import exponent_of
 from quantpipe.types import FixedRounding, Quantizer, Rounding
 
@@ -30,7 +30,7 @@ ACCUMULATION_BITS = 12
 
 def tflite_softmax(
     writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: tuple[int, ...], *, count: int
-) -> Value:
+) -> ProgramValue:
     """Write Softmax as TFLite and CMSIS-NN do: of 8 bits by Q0.31 exponentials, of 16 bits by two tables.
 
     Args:
@@ -69,7 +69,7 @@ def divided_softmax(
     *,
     count: int,
     rounding: Rounding = Rounding.FLOOR,
-) -> Value:
+) -> ProgramValue:
     """Write Softmax by exponentials of any step and one division per row: out = e · ⌊2^31 / Σ e⌋ >> (31 - b).
 
     So do I-ViT's Shiftmax and I-BERT's i-softmax; they differ in their exponentials, and drop what is behind the point.
@@ -99,7 +99,7 @@ def divided_softmax(
     return writer.clip(writer.add(found, out.zero_point), out.qmin, out.qmax)
 
 
-def below_greatest(writer: ProgramWriter, axes: tuple[int, ...]) -> tuple[Value, int]:
+def below_greatest(writer: ProgramWriter, axes: tuple[int, ...]) -> tuple[ProgramValue, int]:
     """Write how far each element lies below the greatest of its row, counted from the farthest: 0 … span.
 
     Args:
@@ -115,7 +115,7 @@ def below_greatest(writer: ProgramWriter, axes: tuple[int, ...]) -> tuple[Value,
     return writer.known(writer.add(difference, span), 0, span), span
 
 
-def _reciprocal(writer: ProgramWriter, total: Value, digits: Value) -> Value:
+def _reciprocal(writer: ProgramWriter, total: ProgramValue, digits: ProgramValue) -> ProgramValue:
     """1 / total in Q0.31, total in Q12.19 brought to [1, 2): GetReciprocal, three steps of Newton and Raphson."""
     one = 1 << 31
     headroom = writer.sub(_constant_minus(writer, digits, 32), 0)
@@ -132,14 +132,14 @@ def _reciprocal(writer: ProgramWriter, total: Value, digits: Value) -> Value:
     return writer.clip(writer.mul(x, 2), 0, ex.ONE)
 
 
-def _constant_minus(writer: ProgramWriter, value: Value, constant: int) -> Value:
+def _constant_minus(writer: ProgramWriter, value: ProgramValue, constant: int) -> ProgramValue:
     """Constant - value."""
     return writer.add(writer.mul(value, -1), constant)
 
 
 def _long_softmax(
     writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: tuple[int, ...], *, count: int
-) -> Value:
+) -> ProgramValue:
     """SoftmaxInt16: exp over [-10, 0] and 1 / (1 + x) over [0, 1], each 513 entries with lines between."""
     index, span = below_greatest(writer, axes)
     exponentials = long_exponentials(float(data.scale), span)
@@ -158,7 +158,7 @@ def _long_softmax(
     return writer.clip(writer.add(found, out.zero_point), max(out.qmin, out.zero_point), out.qmax)
 
 
-def interpolated(writer: ProgramWriter, value: Value, entries: NDArray[np.int64]) -> Value:
+def interpolated(writer: ProgramWriter, value: ProgramValue, entries: NDArray[np.int64]) -> ProgramValue:
     """Write LUTLookup: 513 entries over [-2^15, 2^15), a line of 128 steps between two of them."""
     position = writer.shift(value, 7, Rounding.FLOOR)
     offset = writer.known(writer.sub(value, writer.mul(position, 128)), 0, 127)

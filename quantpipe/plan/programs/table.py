@@ -19,14 +19,14 @@ from quantpipe.plan.programs.exponentials import Ints
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.plan.requantize import real_of, refuse_wide_products, requantize, shared_among
 from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, RequantizeKind, Rounding, Scales
 
 MEAN_BITS = 12
 """Bits of fraction that a mean keeps on its way through an integer division."""
 
-Made = tuple[Value, float | None]
+Made = tuple[ProgramValue, float | None]
 """The last value, and the real units of one of its steps; None where it is the stored integer itself."""
 Maker = Callable[[PlanBuilder, Kernel, ProgramWriter], Made]
 

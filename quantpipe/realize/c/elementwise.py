@@ -12,11 +12,11 @@ from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel, shifted, stored_real, times_fixed
 from quantpipe.realize.c.nest import axis_strides, broadcast_strides, collapsed, index, loops, strides_of
 from quantpipe.realize.c.sums import pads_before
-from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import Average, DType, Form, Kernel, Lookup, Move, Product, Requantize, Sum, Term
 
 
-def add(walk: Walk, node: Node, kernel: Kernel) -> None:
+def add(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write an addition or subtraction, in whichever way its operands come to one scale."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Sum)  # noqa: S101  (the planner pairs families with plans; narrows the type)
@@ -32,7 +32,7 @@ def add(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", loops(sizes, f"y[{index(place)}] = ({out.ctype})({text});"), data, out)
 
 
-def _total(walk: Walk, plan: Sum, reads: list[str], along: list[str]) -> str:
+def _total(walk: CWalk, plan: Sum, reads: list[str], along: list[str]) -> str:
     source = walk.source
     if plan.scale is None:
         assert plan.output is not None  # noqa: S101
@@ -57,7 +57,7 @@ def _total(walk: Walk, plan: Sum, reads: list[str], along: list[str]) -> str:
     return total if plan.output is None else narrowed(source, plan.output, total, channel=along[2])
 
 
-def multiply(walk: Walk, node: Node, kernel: Kernel) -> None:
+def multiply(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a product of two stored tensors."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Product)  # noqa: S101
@@ -72,7 +72,7 @@ def multiply(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", loops(sizes, f"y[{index(place)}] = ({out.ctype})({text});"), data, out)
 
 
-def average(walk: Walk, node: Node, kernel: Kernel) -> None:
+def average(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write an average: the sum of a window, or of the whole map; 1 / count is in the narrowing."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Average)  # noqa: S101
@@ -92,7 +92,7 @@ def average(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", body, [data], out)
 
 
-def lookup(walk: Walk, node: Node, kernel: Kernel) -> None:
+def lookup(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a function as a table over all codes, with a row per channel where it has several."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Lookup)  # noqa: S101
@@ -106,7 +106,7 @@ def lookup(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", loops(sizes, f"y[{index(place)}] = {table}[{code}];"), [data], out)
 
 
-def clamp(walk: Walk, node: Node, kernel: Kernel) -> None:
+def clamp(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a Relu or Clip that no producer swallowed."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Move)  # noqa: S101
@@ -146,7 +146,7 @@ def window_loops(node: Node, data: Buffer, out: Buffer, *, begin: str, inner: st
     return "\n".join("    " + line for line in lines)
 
 
-def _channels(walk: Walk, term: Term, data: Buffer, out: Buffer) -> tuple[int, ...]:
+def _channels(walk: CWalk, term: Term, data: Buffer, out: Buffer) -> tuple[int, ...]:
     """Return the place of an operand's number per channel, relative to the result."""
     several = term.ratio.size > 1 or (term.fixed is not None and term.fixed.multiplier.size > 1)
     if not several:

@@ -19,7 +19,7 @@ from quantpipe.realize.c.memory import place
 from quantpipe.realize.c.program import float_api, howto, main
 from quantpipe.realize.c.runner import CRunner, compiler, missing_compiler
 from quantpipe.realize.c.source import comment
-from quantpipe.realize.c.walk import Walk, Write
+from quantpipe.realize.c.walk import CWalk, Write
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance
 from quantpipe.types import QuantPlan, Topology
@@ -73,18 +73,18 @@ class CForm:
         return CRunner((folder / self.file).read_text(), walk)
 
 
-def walked(graph: Graph, topology: Topology, plan: QuantPlan) -> Walk:
+def walked(graph: Graph, topology: Topology, plan: QuantPlan) -> CWalk:
     """Return every kernel of a plan written in C."""
-    walk = Walk(graph, topology, plan)
+    walk = CWalk(graph, topology, plan)
     walk.write(OPS, rows.program)
     return walk
 
 
-def _blocks(walk: Walk) -> dict[int, int]:
+def _blocks(walk: CWalk) -> dict[int, int]:
     return place(walk.source.steps, walk.outputs)
 
 
-def _text(walk: Walk, entries: Mapping[str, str]) -> str:
+def _text(walk: CWalk, entries: Mapping[str, str]) -> str:
     source, sizes = walk.source, _blocks(walk)
     told = "\n".join(f" * {comment(f'{key}: {value}')}" for key, value in entries.items())
     head = f"/* Written by quantpipe. C99; link with -lm.\n{told}\n */\n" if source.real else ""
@@ -110,14 +110,14 @@ def _trace_macro() -> str:
     )
 
 
-def signature(walk: Walk) -> str:
+def signature(walk: CWalk) -> str:
     """Return the head of the function that runs the model."""
     inputs = [f"const {b.ctype} *in{n}" for n, b in enumerate(walk.inputs)]
     outputs = [f"{b.ctype} *out{n}" for n, b in enumerate(walk.outputs)]
     return f"void quantpipe_run({', '.join([*inputs, *outputs])})"
 
 
-def _run(walk: Walk) -> str:
+def _run(walk: CWalk) -> str:
     """Return the function that runs the model: pointers into the blocks, one call per kernel, a copy of each output."""
     made = dict.fromkeys(b.root for step in walk.source.steps for b in step.writes if not b.external)
     lines = [f"{signature(walk)};\n", signature(walk), "{"]
@@ -136,7 +136,7 @@ def _run(walk: Walk) -> str:
     return "\n".join([*lines, "}\n"])
 
 
-def _on_demand(walk: Walk) -> str:
+def _on_demand(walk: CWalk) -> str:
     """Return the parts of the file that are compiled on demand: float conversions, and a program."""
     listed = "\n".join(
         f" *   {n}: {comment(name)}, {b.ctype} {list(b.shape)}" for n, (name, b) in enumerate(walk.traced)

@@ -69,7 +69,7 @@ def ctype(dtype: DType) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class MemoryStep:
     """Hold one statement of a model's run, and the buffers that it reads and writes.
 
     `shown`: a tensor that can be observed after it.
@@ -81,7 +81,7 @@ class Step:
     shown: Buffer | None = None
 
 
-def place(steps: Sequence[Step], kept: Sequence[Buffer]) -> dict[int, int]:
+def place(steps: Sequence[MemoryStep], kept: Sequence[Buffer]) -> dict[int, int]:
     """Give every buffer an offset in the block of its width, first fit, in the order of the statements.
 
     `kept` buffers are read after the last statement. The result maps a width in bytes to the elements of its block.

@@ -20,14 +20,14 @@ from quantpipe.graph.view import Node
 from quantpipe.realize.c.elementwise import window_loops
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.nest import broadcast_strides, collapsed, index, loops, regular, strides_of
-from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import DType, Form, Kernel
 
 FLOAT_HOLDS = 1 << 24
 """Places up to which float32 tells them apart."""
 
 
-def move(walk: Walk, node: Node, kernel: Kernel) -> None:
+def move(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write an op that moves values: where it only renames them, nothing at all."""
     data = {o.port: walk.operand(kernel, n) for n, o in enumerate(kernel.operands)}
     ports, buffers = list(data), list(data.values())
@@ -51,7 +51,7 @@ def move(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", "\n".join(_scoped(lines)), buffers, out)
 
 
-def maximum_of_window(walk: Walk, node: Node, kernel: Kernel) -> None:
+def maximum_of_window(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a MaxPool."""
     data, out = walk.operand(kernel, 0), walk.result(kernel)
     inner = "if (none || x0[at] > best) { best = x0[at]; none = 0; }"
@@ -60,7 +60,7 @@ def maximum_of_window(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", body, [data], out)
 
 
-def extreme_along(walk: Walk, node: Node, kernel: Kernel) -> None:
+def extreme_along(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a maximum or minimum along axes."""
     data, out = walk.operand(kernel, 0), walk.result(kernel)
     rank = len(data.shape)
@@ -81,7 +81,7 @@ def extreme_along(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", loops(outer, text) if outer else _indent(text), [data], out)
 
 
-def top_along(walk: Walk, node: Node, kernel: Kernel) -> None:
+def top_along(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write the largest or smallest elements along an axis, in order: each goes to its place among those held."""
     data, out = walk.operand(kernel, 0), walk.result(kernel)
     axis = int(node.attr("axis", -1)) % len(data.shape)
@@ -100,7 +100,7 @@ def top_along(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", loops(outer, text) if outer else _indent(text), [data], out)
 
 
-def extreme_of_two(walk: Walk, node: Node, kernel: Kernel) -> None:
+def extreme_of_two(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write the element-wise maximum or minimum of two tensors."""
     data = [walk.operand(kernel, n) for n in range(len(kernel.operands))]
     out = walk.result(kernel)
@@ -117,7 +117,7 @@ OVER_THE_MAP = frozenset({"GlobalMaxPool"})
 """Reductions along all axes behind the channels."""
 
 
-def _axes(walk: Walk, node: Node, rank: int) -> list[int]:
+def _axes(walk: CWalk, node: Node, rank: int) -> list[int]:
     given = node.attr("axes")
     if given is None and len(node.inputs) > 1 and node.inputs[1]:
         given = walk.parameter(node.inputs[1], node).reshape(-1).tolist()
@@ -130,7 +130,7 @@ def _behind(sizes: list[int], axis: int) -> int:
     return prod(sizes[axis + 1 :])
 
 
-def _places(walk: Walk, node: Node, data: dict[int, Buffer]) -> NDArray[np.int64]:
+def _places(walk: CWalk, node: Node, data: dict[int, Buffer]) -> NDArray[np.int64]:
     """Return the source of each result element: 1 + its index among all operands in a row; 0 is padding."""
     total = 1 + sum(b.count for b in data.values())
     kind = ir.DataType.FLOAT if total < FLOAT_HOLDS else ir.DataType.DOUBLE
@@ -161,7 +161,7 @@ OF_THE_DATA = {"Pad": 2}
 """Op -> the port of a constant of the data's type."""
 
 
-def _copied(walk: Walk, to: NDArray[np.int64], of: NDArray[np.int64], number: int) -> str:
+def _copied(walk: CWalk, to: NDArray[np.int64], of: NDArray[np.int64], number: int) -> str:
     """Return statements that copy elements of an operand to their places."""
     found = regular([to, of])
     if found is not None:

@@ -6,11 +6,11 @@ import numpy as np
 
 from quantpipe.errors import HardwareError
 from quantpipe.realize.c import helpers
-from quantpipe.realize.c.source import Source, integer
+from quantpipe.realize.c.source import CSource, integer
 from quantpipe.types import DType, FixedPoint, Limit, Requantize, RequantizeKind
 
 
-def limited(source: Source, acc: str, limit: Limit | None) -> str:
+def limited(source: CSource, acc: str, limit: Limit | None) -> str:
     """Return a sum as an accumulator's type holds it."""
     if limit is None:
         return acc
@@ -21,7 +21,7 @@ MOST_SHIFT = 62
 """Beyond, int64 has no power of two; of values of 32 bits it leaves what any longer shift leaves."""
 
 
-def shifted(source: Source, value: str, shift: int, rounding: str) -> str:
+def shifted(source: CSource, value: str, shift: int, rounding: str) -> str:
     """Return value / 2^shift, rounded; a negative shift multiplies."""
     if shift == 0:
         return value
@@ -30,7 +30,7 @@ def shifted(source: Source, value: str, shift: int, rounding: str) -> str:
     return f"{source.use(helpers.SHIFT[rounding])}({value}, {min(shift, MOST_SHIFT)})"
 
 
-def times_fixed(source: Source, value: str, fixed: FixedPoint, rounding: str, *, channel: str) -> str:
+def times_fixed(source: CSource, value: str, fixed: FixedPoint, rounding: str, *, channel: str) -> str:
     """Return value · multiplier · 2^(shift - 31), rounded as the device does.
 
     `rounding` is `double`, `single` or `single_away`; HardwareError for any other. `channel` is the channel, if there
@@ -47,7 +47,7 @@ def times_fixed(source: Source, value: str, fixed: FixedPoint, rounding: str, *,
     return f"{source.use(helpers.FIXED[rounding])}({value}, {m}, {shift})"
 
 
-def per_channel(source: Source, values: np.ndarray, dtype: DType, channel: str) -> str:
+def per_channel(source: CSource, values: np.ndarray, dtype: DType, channel: str) -> str:
     """Return a number, or the element of a constant array that belongs to the channel."""
     flat = np.asarray(values).reshape(-1)
     if flat.size == 1 or np.all(flat == flat[0]):
@@ -55,7 +55,7 @@ def per_channel(source: Source, values: np.ndarray, dtype: DType, channel: str) 
     return f"{source.array(flat, dtype)}[{channel}]"
 
 
-def narrowed(source: Source, r: Requantize, acc: str, *, channel: str) -> str:
+def narrowed(source: CSource, r: Requantize, acc: str, *, channel: str) -> str:
     """Return the stored integer of a sum (a name or an expression), as an expression.
 
     `channel` is the channel, if numbers differ from channel to channel.
@@ -76,13 +76,13 @@ def narrowed(source: Source, r: Requantize, acc: str, *, channel: str) -> str:
     return f"{source.use('qp_clamp')}({stored}, {low}, {high})"
 
 
-def _real(source: Source, r: Requantize, acc: str, channel: str) -> str:
+def _real(source: CSource, r: Requantize, acc: str, channel: str) -> str:
     """Return one float32 product, rounded, with the zero point added before or after rounding."""
     product = f"{source.use('qp_product')}((float)({acc}), {per_channel(source, r.multiplier, DType.FLOAT32, channel)})"
     return stored_real(source, r, f"{product} + {r.zero_point}.0f" if r.zero_first and r.zero_point else product)
 
 
-def stored_real(source: Source, r: Requantize, real: str) -> str:
+def stored_real(source: CSource, r: Requantize, real: str) -> str:
     """Return the stored integer of a float in steps of the result; with `zero_first` the zero point is included."""
     rounded = f"{source.use(helpers.ROUND[str(r.rounding)])}({real})"
     whole = source.use("qp_whole")

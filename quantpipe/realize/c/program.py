@@ -9,14 +9,14 @@ import numpy as np
 
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.nest import axis_strides, collapsed, index, loops, strides_of
-from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.c.walk import CWalk
 from quantpipe.realize.ship_samples import RAW, stored
 from quantpipe.types import Form
 
 FLAGS = "-std=c99 -O2"
 
 
-def float_api(walk: Walk) -> str:
+def float_api(walk: CWalk) -> str:
     """Return functions that convert float inputs to integers, and integer outputs to floats."""
     parts = ["#ifdef QUANTPIPE_FLOAT_API\n#include <math.h>\n"]
     for n, (name, buffer) in enumerate(zip(entering(walk), walk.inputs, strict=True)):
@@ -34,7 +34,7 @@ def float_api(walk: Walk) -> str:
     return "\n".join([*parts, "#endif\n"])
 
 
-def _dequantized(walk: Walk, name: str, buffer: Buffer) -> str:
+def _dequantized(walk: CWalk, name: str, buffer: Buffer) -> str:
     if (name, Form.RAW) not in walk.values:
         q = walk.plan.quantizers[name]
         return loops([buffer.count], f"y[i0] = (float)(x[i0] - ({q.zero_point})) * {float(q.scale).hex()}f;")
@@ -48,12 +48,12 @@ def _dequantized(walk: Walk, name: str, buffer: Buffer) -> str:
     return f"    static const float scale[{scales.size}] = {{{listed}}};\n{body}"
 
 
-def entering(walk: Walk) -> list[str]:
+def entering(walk: CWalk) -> list[str]:
     """Return the model's inputs that are arguments of the function, in order."""
     return [i.name for i in walk.graph.inputs if (i.name, Form.QUANTIZED) in walk.values]
 
 
-def main(walk: Walk) -> str:
+def main(walk: CWalk) -> str:
     """Return a program that runs the model on all samples of its standard input.
 
     A sample is the integers of every input, one after the other, in the byte order of the machine. It writes the
@@ -95,7 +95,7 @@ int main(int argc, char **argv)
 """
 
 
-def howto(file: str, walk: Walk, given: Mapping[str, Any]) -> str:
+def howto(file: str, walk: CWalk, given: Mapping[str, Any]) -> str:
     """Return how the file is used, as Markdown; `given` is the preprocessing."""
     inputs = ", ".join(f"const {b.ctype} in{n}[{b.count}]" for n, b in enumerate(walk.inputs))
     outputs = ", ".join(f"{b.ctype} out{n}[{b.count}]" for n, b in enumerate(walk.outputs))

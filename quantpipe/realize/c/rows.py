@@ -15,15 +15,15 @@ from quantpipe.realize.c import helpers
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.narrow import narrowed
 from quantpipe.realize.c.nest import broadcast_strides, collapsed, index, loops, strides_of
-from quantpipe.realize.c.source import Source, integer
-from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.c.source import CSource, integer
+from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import DType, Form, Kernel, Program, Step, StepOp
 
 TABLES = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 """Types of entries, the narrowest first."""
 
 
-def program(walk: Walk, node: Node, kernel: Kernel) -> None:
+def program(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write all steps of a program, and the narrowing after them."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Program)  # noqa: S101  (the walk asks for programs only; narrows the type)
@@ -43,7 +43,7 @@ def program(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", body, [last], out)
 
 
-def _centred(walk: Walk, node: Node, kernel: Kernel, number: int) -> Buffer:
+def _centred(walk: CWalk, node: Node, kernel: Kernel, number: int) -> Buffer:
     """Return an operand less its zero point, in 64 bits."""
     operand = kernel.operands[number]
     data = walk.stored(operand.tensor, operand.form)
@@ -54,7 +54,7 @@ def _centred(walk: Walk, node: Node, kernel: Kernel, number: int) -> Buffer:
     return made
 
 
-def _written(source: Source, step: Step, given: Sequence[Buffer], title: str) -> Buffer:
+def _written(source: CSource, step: Step, given: Sequence[Buffer], title: str) -> Buffer:
     if step.op is StepOp.CONSTANT:
         values = _numbers(step)
         return Buffer(source.array(values, DType.INT64), DType.INT64, values.shape, external=True)
@@ -66,7 +66,7 @@ def _written(source: Source, step: Step, given: Sequence[Buffer], title: str) ->
     return _each(source, step, given, title)
 
 
-def _each(source: Source, step: Step, given: Sequence[Buffer], title: str) -> Buffer:
+def _each(source: CSource, step: Step, given: Sequence[Buffer], title: str) -> Buffer:
     """Write an element-wise step; missing operands are among its numbers."""
     numbers = _numbers(step)
     inside = step.op not in (StepOp.TABLE, StepOp.CLIP) and len(given) < 2
@@ -83,7 +83,7 @@ def _each(source: Source, step: Step, given: Sequence[Buffer], title: str) -> Bu
     return made
 
 
-def _over(source: Source, step: Step, data: Buffer, title: str) -> Buffer:
+def _over(source: CSource, step: Step, data: Buffer, title: str) -> Buffer:
     """Write the maximum or the sum along axes, which keep one element."""
     axes = {axis % len(data.shape) for axis in step.axes}
     made = _new(source, tuple(1 if axis in axes else n for axis, n in enumerate(data.shape)))
@@ -103,7 +103,7 @@ def _over(source: Source, step: Step, data: Buffer, title: str) -> Buffer:
     return made
 
 
-def _new(source: Source, shape: tuple[int, ...]) -> Buffer:
+def _new(source: CSource, shape: tuple[int, ...]) -> Buffer:
     """Return a new buffer of 64 bits; its name follows from how many steps there are."""
     return Buffer(f"p{len(source.steps)}", DType.INT64, shape)
 
@@ -116,34 +116,34 @@ def _literal(numbers: NDArray[np.int64]) -> str:
     return f"({integer(int(numbers.reshape(-1)[0]))})"
 
 
-def _plain(sign: str) -> Callable[[Source, Step, Sequence[str]], str]:
+def _plain(sign: str) -> Callable[[CSource, Step, Sequence[str]], str]:
     return lambda source, step, reads: f"{reads[0]} {sign} {reads[1]}"
 
 
-def _helper(name: str) -> Callable[[Source, Step, Sequence[str]], str]:
+def _helper(name: str) -> Callable[[CSource, Step, Sequence[str]], str]:
     return lambda source, step, reads: f"{source.use(name)}({', '.join(reads)})"
 
 
-def _one(name: str) -> Callable[[Source, Step, Sequence[str]], str]:
+def _one(name: str) -> Callable[[CSource, Step, Sequence[str]], str]:
     return lambda source, step, reads: f"{source.use(name)}({reads[0]})"
 
 
-def _shift(source: Source, step: Step, reads: Sequence[str]) -> str:
+def _shift(source: CSource, step: Step, reads: Sequence[str]) -> str:
     return f"{source.use(helpers.SHIFT[step.rounding.value])}({reads[0]}, (int)({reads[1]}))"
 
 
-def _table(source: Source, step: Step, reads: Sequence[str]) -> str:
+def _table(source: CSource, step: Step, reads: Sequence[str]) -> str:
     entries = _numbers(step)
     fits = (t for t in TABLES if entries.min() >= t.qmin and entries.max() <= t.qmax)
     return f"{source.array(entries, next(fits))}[{reads[0]}]"
 
 
-def _clip(source: Source, step: Step, reads: Sequence[str]) -> str:
+def _clip(source: CSource, step: Step, reads: Sequence[str]) -> str:
     low, high = (integer(int(v)) for v in _numbers(step))
     return f"{source.use('qp_clamp')}({reads[0]}, {low}, {high})"
 
 
-EACH: Mapping[StepOp, Callable[[Source, Step, Sequence[str]], str]] = {
+EACH: Mapping[StepOp, Callable[[CSource, Step, Sequence[str]], str]] = {
     StepOp.ADD: _plain("+"),
     StepOp.SUB: _plain("-"),
     StepOp.MUL: _plain("*"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.realize.c.program import entering
-from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.c.walk import CWalk
 from quantpipe.realize.protocol import Feeds
 
 NAMES = ("cc", "gcc", "clang")
@@ -59,7 +59,7 @@ def build(text: str, folder: Path, *defines: str, flags: Sequence[str] = ()) -> 
 class CRunner:
     """Run a C file: it gives the integers of every tensor."""
 
-    def __init__(self, text: str, walk: Walk, flags: Sequence[str] = ()) -> None:
+    def __init__(self, text: str, walk: CWalk, flags: Sequence[str] = ()) -> None:
         self._walk, self._names, self._text, self._flags = walk, entering(walk), text, tuple(flags)
         self._folder = tempfile.TemporaryDirectory(prefix="quantpipe-c-")
         place = Path(self._folder.name)

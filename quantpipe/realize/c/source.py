@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.realize.c.helpers import HELPERS, NEEDS, REAL
-from quantpipe.realize.c.memory import Buffer, Step, ctype
+from quantpipe.realize.c.memory import Buffer, MemoryStep, ctype
 from quantpipe.types import DType
 
 LONG = 1 << 16
@@ -21,13 +21,13 @@ PLAIN = {ord(c): c for c in " !#$%&'()*+,-./:;<=>@[]^_`{|}~"} | {
 """Characters that stand for themselves in a string: no digit, which would prolong an escape, and no trigraph."""
 
 
-class Source:
+class CSource:
     """Collect the parts of one C file."""
 
     def __init__(self) -> None:
         self.constants: list[str] = []
         self.functions: list[str] = []
-        self.steps: list[Step] = []
+        self.steps: list[MemoryStep] = []
         self.bytes = 0
         """Of all constants."""
         self._helpers: dict[str, None] = {}
@@ -74,7 +74,7 @@ class Source:
             f"/* {comment(title)} */\nstatic void {name}({', '.join(parameters)})\n{{\n{body.rstrip()}\n}}\n"
         )
         arguments = ", ".join(b.name for b in (*inputs, output))
-        self.steps.append(Step(f"{name}({arguments});", tuple(inputs), (output,), output))
+        self.steps.append(MemoryStep(f"{name}({arguments});", tuple(inputs), (output,), output))
 
 
 def comment(text: str) -> str:

@@ -11,14 +11,14 @@ from quantpipe.graph.view import Node
 from quantpipe.realize.c.memory import ctype
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel
 from quantpipe.realize.c.nest import broadcast_strides, strides_of
-from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import Accumulate, Contract, DType, Kernel
 
 TILE = 256
 """Sums that a convolution keeps side by side: neighbours along the last axis, so that compilers use vectors."""
 
 
-def accumulate(walk: Walk, node: Node, kernel: Kernel) -> None:
+def accumulate(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a Conv, Gemm or MatMul by a weight, or a MatMul of two activations."""
     plan = walk.plan.kernels[node.name]
     if isinstance(plan, Contract):
@@ -36,7 +36,7 @@ def accumulate(walk: Walk, node: Node, kernel: Kernel) -> None:
     (_dense if dense else _conv)(walk, node, kernel, plan)
 
 
-def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
+def transposed(walk: CWalk, node: Node, kernel: Kernel) -> None:
     """Write a ConvTranspose: every result gathers the inputs that its taps reach."""
     plan = walk.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
@@ -72,7 +72,7 @@ def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.source.call(f"{node.op} {node.name}", _indented(lines), [data], out)
 
 
-def contract(walk: Walk, node: Node, kernel: Kernel, plan: Contract) -> None:
+def contract(walk: CWalk, node: Node, kernel: Kernel, plan: Contract) -> None:
     """Write a MatMul of two stored tensors, whose leading axes are broadcast."""
     a, b = (walk.stored(o.tensor) for o in kernel.operands)
     za, zb = (walk.plan.quantizers[o.tensor].zero_point for o in kernel.operands)
@@ -100,7 +100,7 @@ def contract(walk: Walk, node: Node, kernel: Kernel, plan: Contract) -> None:
     walk.source.call(f"{node.op} {node.name}", _indented(lines), [a, b], out)
 
 
-def _dense(walk: Walk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
+def _dense(walk: CWalk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
     data, out = walk.stored(kernel.operands[0].tensor), walk.result(kernel)
     stored = walk.plan.weights[plan.weight]
     values = stored.centred()
@@ -121,7 +121,7 @@ def _dense(walk: Walk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
     walk.source.call(f"{node.op} {node.name}", _indented(lines), [data], out)
 
 
-def _conv(walk: Walk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
+def _conv(walk: CWalk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
     """Write a convolution, a row of adjacent results at a time; taps outside of the map add nothing."""
     data, out = walk.stored(kernel.operands[0].tensor), walk.result(kernel)
     values, zero = walk.plan.weights[plan.weight].centred(), walk.plan.quantizers[data_of(kernel)].zero_point
@@ -202,14 +202,14 @@ def transposed_begin(node: Node, size: tuple[int, ...], taps: tuple[int, ...], m
     return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in pads]
 
 
-def _finished(walk: Walk, plan: Accumulate | Contract, kind: str, *, acc: str, channel: str) -> str:
+def _finished(walk: CWalk, plan: Accumulate | Contract, kind: str, *, acc: str, channel: str) -> str:
     text = limited(walk.source, acc, plan.limit if isinstance(plan, Accumulate) else None)
     if plan.output is not None:
         text = narrowed(walk.source, plan.output, text, channel=channel)
     return f"({kind})({text})"
 
 
-def _bias(walk: Walk, plan: Accumulate, channel: str) -> str:
+def _bias(walk: CWalk, plan: Accumulate, channel: str) -> str:
     if plan.bias is None:
         return "0"
     wide = DType.INT64 if np.abs(plan.bias).max(initial=0) > DType.INT32.qmax else DType.INT32

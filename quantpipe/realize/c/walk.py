@@ -19,23 +19,23 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules.masks import OF_SHAPES
-from quantpipe.realize.c.memory import Buffer, Step
+from quantpipe.realize.c.memory import Buffer, MemoryStep
 from quantpipe.realize.c.narrow import narrowed
 from quantpipe.realize.c.nest import axis_strides, collapsed, index, loops, strides_of
-from quantpipe.realize.c.source import Source, integer
+from quantpipe.realize.c.source import CSource, integer
 from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Program, QuantPlan, Sum, Topology
 
-Write = Callable[["Walk", Node, Kernel], None]
+Write = Callable[["CWalk", Node, Kernel], None]
 """Writes one kernel, whose result is `walk.result(kernel)`."""
 NAMED = 5
 """Nodes that an error names."""
 
 
-class Walk:
+class CWalk:
     """Hold a C file in the making, and where each tensor of the model is in it."""
 
     def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan) -> None:
-        self.graph, self.topology, self.plan, self.source = graph, topology, plan, Source()
+        self.graph, self.topology, self.plan, self.source = graph, topology, plan, CSource()
         self.values: dict[tuple[str, Form], Buffer] = {}
         self.traced: list[tuple[str, Buffer]] = []
         """(name of the integers, buffer) in the order in which they are made."""
@@ -102,7 +102,7 @@ class Walk:
         """Let a buffer be a tensor in a form."""
         self.values[tensor, form] = buffer
         if buffer.external or buffer.base is not None:  # no statement makes it
-            self.source.steps.append(Step("", (buffer,), (), buffer))
+            self.source.steps.append(MemoryStep("", (buffer,), (), buffer))
         self.traced.append((f"{tensor} (accumulator)" if form is Form.RAW else tensor, buffer))
 
     def parameter(self, tensor: str, node: Node) -> NDArray[Any]:

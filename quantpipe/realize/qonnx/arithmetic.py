@@ -19,7 +19,7 @@ Scale = NDArray[np.float32] | np.float32
 
 
 @dataclass(frozen=True)
-class Narrowing:
+class QonnxNarrowing:
     """Describe how a float result becomes integers.
 
     Attributes:
@@ -35,7 +35,7 @@ class Narrowing:
     reason: str | None = None
 
 
-NEAREST = Narrowing()
+NEAREST = QonnxNarrowing()
 
 
 def is_binary(plan: QuantPlan) -> bool:
@@ -45,36 +45,36 @@ def is_binary(plan: QuantPlan) -> bool:
     return bool(np.all(np.frexp(np.concatenate(scales))[0] == 0.5)) if scales else True
 
 
-def narrowing_of(binary: bool, output: Requantize, bound: int) -> Narrowing:
+def narrowing_of(binary: bool, output: Requantize, bound: int) -> QonnxNarrowing:
     """Return how a result is narrowed.
 
     `binary`: all scales are powers of two. `bound` is the largest magnitude of the result in its own steps.
     """
     if output.kind is RequantizeKind.FIXED_POINT or not binary:
-        return Narrowing(reason=IN_REALS)
+        return QonnxNarrowing(reason=IN_REALS)
     shift, rounding = output.shift, Rounding(output.rounding)
     if output.kind is RequantizeKind.FLOAT_MULTIPLIER:
         shift = max(1, -int(np.min(np.frexp(output.multiplier)[1])) + 1)
     moved = bound + (abs(output.zero_point) << max(shift, 0))
     reason = LONG if moved >= EXACT else None
     if output.kind is RequantizeKind.SHIFT and shift <= 0:
-        return Narrowing(reason=reason)
+        return QonnxNarrowing(reason=reason)
     if rounding is Rounding.HALF_UP:
-        return Narrowing(raised=True, reason=reason)
+        return QonnxNarrowing(raised=True, reason=reason)
     if rounding is Rounding.FLOOR:
         cut = output.kind is RequantizeKind.SHIFT
-        return Narrowing(rounding if cut else Rounding.HALF_EVEN, shift=shift if cut else 0,
+        return QonnxNarrowing(rounding if cut else Rounding.HALF_EVEN, shift=shift if cut else 0,
                          reason=reason if cut else IN_REALS)  # fmt: skip
     odd = output.zero_point % 2 if rounding is Rounding.HALF_EVEN else output.zero_point
     if odd and not output.zero_first:
         reason = reason or OFFSET
-    return Narrowing(rounding, reason=reason)
+    return QonnxNarrowing(rounding, reason=reason)
 
 
-def term_of(binary: bool, rounding: Rounding, shift: int) -> Narrowing:
+def term_of(binary: bool, rounding: Rounding, shift: int) -> QonnxNarrowing:
     """Return how an operand of an addition is brought to a coarser common scale, by a right shift."""
     if not binary:
-        return Narrowing(reason=IN_REALS)
+        return QonnxNarrowing(reason=IN_REALS)
     if rounding is Rounding.HALF_UP:
-        return Narrowing(raised=True)
-    return Narrowing(rounding, shift=shift if rounding is Rounding.FLOOR else 0)
+        return QonnxNarrowing(raised=True)
+    return QonnxNarrowing(rounding, shift=shift if rounding is Rounding.FLOOR else 0)

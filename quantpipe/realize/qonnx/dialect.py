@@ -30,13 +30,13 @@ from quantpipe.realize.qonnx.arithmetic import (
     IN_REALS,
     NEAREST,
     OFFSET,
-    Narrowing,
+    QonnxNarrowing,
     Scale,
     is_binary,
     narrowing_of,
     term_of,
 )
-from quantpipe.realize.qonnx.nodes import Grid, Nodes
+from quantpipe.realize.qonnx.nodes import Nodes, QuantParameters
 from quantpipe.realize.vendor_qdq import VendorQdq
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Quantizer, Requantize, Rounding, Sum
 
@@ -86,12 +86,12 @@ class Qonnx(VendorQdq):
         q = context.plan.quantizers[tensor]
         centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
         value = self.constant(context, f"{tensor}_on_grid", centred * np.float32(q.scale))
-        return self._nodes(context).quant(value, Grid.of(q), f"{tensor}_quant")
+        return self._nodes(context).quant(value, QuantParameters.of(q), f"{tensor}_quant")
 
     def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
         """Write a clamp of float values between `low` and `high` if needed, and Quant; return values on the grid."""
         real = self._within(context, value, q, low, high=high)
-        return self._nodes(context).quant(real, Grid.of(q), q.tensor, claim=True)
+        return self._nodes(context).quant(real, QuantParameters.of(q), q.tensor, claim=True)
 
     # --- ops --------------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Qonnx(VendorQdq):
         if how.reason is not None:
             self._remember(how.reason, node.name)
         raised = self._raised(context, value, how, np.float32(np.max(term.scale)), name=name)
-        grid = Grid(np.asarray(plan.scale, np.float32), np.zeros((), np.float32), WIDE, True, False)
+        grid = QuantParameters(np.asarray(plan.scale, np.float32), np.zeros((), np.float32), WIDE, True, False)
         if how.rounding is Rounding.FLOOR:
             return self._nodes(context).trunc(raised, grid, name, shift=how.shift)
         return self._nodes(context).quant(raised, grid, name, how=how)
@@ -177,36 +177,36 @@ class Qonnx(VendorQdq):
     # --- pieces -----------------------------------------------------------------------------------------------------
 
     def _kept(
-        self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize, *, how: Narrowing
+        self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize, *, how: QonnxNarrowing
     ) -> ir.Value:
         real = self._within_channels(context, kernel.output, real, output)
         return self._narrowed(context, real, kernel.output, output, how=how, output=kernel.output)
 
-    def _how(self, context: Context, where: str, output: Requantize, bound: int) -> Narrowing:
+    def _how(self, context: Context, where: str, output: Requantize, bound: int) -> QonnxNarrowing:
         how = narrowing_of(self._is_binary(context), output, bound)
         if how.reason is not None:
             self._remember(how.reason, where)
         return how
 
     def _narrowed(
-        self, context: Context, real: ir.Value, tensor: str, r: Requantize, *, how: Narrowing, output: str
+        self, context: Context, real: ir.Value, tensor: str, r: Requantize, *, how: QonnxNarrowing, output: str
     ) -> ir.Value:
         q, nodes, claim = context.plan.quantizers[tensor], self._nodes(context), output == tensor
         real = self._within(context, real, q, r.low, high=r.high)
         if how.rounding is Rounding.FLOOR:
-            return nodes.trunc(real, Grid.of(q), output, shift=how.shift, claim=claim)
-        return nodes.quant(real, Grid.of(q), output, how=how, claim=claim)
+            return nodes.trunc(real, QuantParameters.of(q), output, shift=how.shift, claim=claim)
+        return nodes.quant(real, QuantParameters.of(q), output, how=how, claim=claim)
 
     def _at(self, context: Context, q: Quantizer, value: ir.Value, output: str) -> ir.Value:
         """Write real values on the grid of a tensor, as QuantizeLinear would make them but for the zero point."""
         if q.zero_point:
             self._remember(OFFSET, q.tensor)
         real = self._within(context, value, q, q.qmin, high=q.qmax)
-        return self._nodes(context).quant(real, Grid.of(q), output)
+        return self._nodes(context).quant(real, QuantParameters.of(q), output)
 
     def _within(self, context: Context, real: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
         """Write a clamp of float values where bounds are tighter than the bounds of Quant's bits."""
-        least, most = Grid.of(q).ends
+        least, most = QuantParameters.of(q).ends
         return self._clamped(context, real, q, low if low > least else None, high=high if high < most else None)
 
     def _within_channels(self, context: Context, tensor: str, real: ir.Value, r: Requantize) -> ir.Value:
@@ -218,7 +218,7 @@ class Qonnx(VendorQdq):
             real = context.builder.op(op, real, limit, name=f"{tensor}/channel_{op.lower()}")
         return real
 
-    def _raised(self, context: Context, real: ir.Value, how: Narrowing, step: Scale, *, name: str) -> ir.Value:
+    def _raised(self, context: Context, real: ir.Value, how: QonnxNarrowing, step: Scale, *, name: str) -> ir.Value:
         """Add a quarter of a step where ties go up on the device."""
         if not how.raised:
             return real

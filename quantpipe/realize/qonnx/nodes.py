@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.lowering import fragments as fr
-from quantpipe.realize.qonnx.arithmetic import NEAREST, Narrowing
+from quantpipe.realize.qonnx.arithmetic import NEAREST, QonnxNarrowing
 from quantpipe.types import Quantizer, Rounding, WeightTensor
 
 DOMAIN = "qonnx.custom_op.general"
@@ -25,7 +25,7 @@ Constants = Callable[[str, NDArray[Any] | np.generic], ir.Value]
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class QuantParameters:
     """Hold the parameters of Quant: `scale` and `zero` broadcast to the tensor."""
 
     scale: NDArray[Any]
@@ -42,7 +42,7 @@ class Grid:
         return -(1 << (self.bits - 1)) + self.narrow, (1 << (self.bits - 1)) - 1
 
     @classmethod
-    def of(cls, q: Quantizer) -> Grid:
+    def of(cls, q: Quantizer) -> QuantParameters:
         """Return the narrowest grid of whole bits that holds the integers of a tensor."""
         signed, bits = q.qmin < 0, q.bits
         while not cls._holds(q, bits, signed):
@@ -56,7 +56,7 @@ class Grid:
         return q.qmax <= most and (not signed or q.qmin >= -most - 1)
 
     @classmethod
-    def of_weight(cls, weight: WeightTensor) -> Grid:
+    def of_weight(cls, weight: WeightTensor) -> QuantParameters:
         """Return the grid of a weight, narrow where it does not have the most negative integer."""
         rank, signed = weight.values.ndim, weight.dtype.signed
         least = -(1 << (weight.bits - 1))
@@ -71,7 +71,7 @@ class Nodes:
         self._builder, self._constants = builder, constants
 
     def quant(
-        self, value: ir.Value, grid: Grid, output: str, *, how: Narrowing = NEAREST, claim: bool = False
+        self, value: ir.Value, grid: QuantParameters, output: str, *, how: QonnxNarrowing = NEAREST, claim: bool = False
     ) -> ir.Value:
         """Write Quant, whose result is the real values on a grid.
 
@@ -83,12 +83,16 @@ class Nodes:
             signed=int(grid.signed), narrow=int(grid.narrow), rounding_mode=ROUNDING[how.rounding],
         )  # fmt: skip
 
-    def trunc(self, value: ir.Value, grid: Grid, output: str, *, shift: int, claim: bool = False) -> ir.Value:
+    def trunc(
+        self, value: ir.Value, grid: QuantParameters, output: str, *, shift: int, claim: bool = False
+    ) -> ir.Value:
         """Write Trunc: integral steps of 2^-shift times the grid's step, cut to integral ones.
 
         `claim`: the result is the graph's tensor of that name.
         """
-        fine = Grid(grid.scale / np.float32(2**shift), grid.zero * np.float32(2**shift), 32, grid.signed, grid.narrow)
+        fine = QuantParameters(
+            grid.scale / np.float32(2**shift), grid.zero * np.float32(2**shift), 32, grid.signed, grid.narrow
+        )
         return self._builder.op(
             "Trunc", value, *self._parameters(f"{output}_fine", fine, fine.scale),
             self._single(f"{output}_fine_bits", min(grid.bits + shift, 32)),
@@ -100,7 +104,7 @@ class Nodes:
 
     def weight(self, weight: WeightTensor) -> ir.Value:
         """Write a weight: integral steps after BipolarQuant if all are -1 or 1, else after Quant."""
-        grid = Grid.of_weight(weight)
+        grid = QuantParameters.of_weight(weight)
         real = weight.centred().astype(np.float32) * grid.scale
         constant = self._constants(f"{weight.tensor}_on_grid", np.asarray(real, np.float32))
         output = f"{weight.tensor}_quant"
@@ -109,7 +113,7 @@ class Nodes:
         scale = self._constants(f"{output}_scale", np.asarray(grid.scale, np.float32))
         return self._builder.op("BipolarQuant", constant, scale, name=f"{output}/bipolar", output=output, domain=DOMAIN)
 
-    def _parameters(self, output: str, grid: Grid, scale: NDArray[Any]) -> tuple[ir.Value, ir.Value]:
+    def _parameters(self, output: str, grid: QuantParameters, scale: NDArray[Any]) -> tuple[ir.Value, ir.Value]:
         return (
             self._constants(f"{output}_scale", np.asarray(scale, np.float32)),
             self._constants(f"{output}_zero", np.asarray(grid.zero, np.float32)),

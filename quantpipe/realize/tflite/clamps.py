@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.realize.tflite.layout import Order, laid, place
-from quantpipe.realize.tflite.walk import Walk
+from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.types import Form, Kernel, Quantizer, Requantize
 
 ACTIVATIONS: Mapping[str, tuple[float | None, float | None]] = {
@@ -26,7 +26,9 @@ Write = Callable[[int, int], None]
 """(result, activation): writes a kernel that fuses an activation."""
 
 
-def clamped(walk: Walk, kernel: Kernel, output: Requantize, order: Order, *, write: Write, fuses: bool = True) -> None:
+def clamped(
+    walk: TfliteWalk, kernel: Kernel, output: Requantize, order: Order, *, write: Write, fuses: bool = True
+) -> None:
     """Write a kernel whose result is narrowed to bounds, and keep it.
 
     `order` is the order of its result, `write` writes the kernel itself, and `fuses`: it can fuse an activation.
@@ -47,7 +49,9 @@ def clamped(walk: Walk, kernel: Kernel, output: Requantize, order: Order, *, wri
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def limited(walk: Walk, like: str, value: int, result: int, *, steps: list[tuple[str, NDArray[np.int64]]]) -> None:
+def limited(
+    walk: TfliteWalk, like: str, value: int, result: int, *, steps: list[tuple[str, NDArray[np.int64]]]
+) -> None:
     """Write Maximum and Minimum with constants, one after the other, from `value` to `result`.
 
     All of them have the scale and type of the stored tensor `like`; `steps` are the operators with their bounds.

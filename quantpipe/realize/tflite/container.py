@@ -33,7 +33,7 @@ TYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class TensorQuantization:
     """Say what the integers of a tensor mean: real = scale · (q - zero_point), along one axis where there are several.
 
     `scale` is `[C]` or `()`, real units per integer step.
@@ -63,7 +63,7 @@ class Container:
         shape: Sequence[int],
         dtype: str,
         *,
-        grid: Grid | None = None,
+        grid: TensorQuantization | None = None,
         free: bool = False,
         data: NDArray[Any] | None = None,
     ) -> int:
@@ -86,7 +86,7 @@ class Container:
         self._tensors.append(found)
         return len(self._tensors) - 1
 
-    def constant(self, name: str, value: NDArray[Any], dtype: str, grid: Grid | None = None) -> int:
+    def constant(self, name: str, value: NDArray[Any], dtype: str, grid: TensorQuantization | None = None) -> int:
         """Add a constant, once per content where it has no scale."""
         array = np.ascontiguousarray(value)
         if grid is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
 from quantpipe.realize.tflite.layout import Order, laid, place, plain, turned
-from quantpipe.realize.tflite.walk import Walk, Writer, bounds_of
+from quantpipe.realize.tflite.walk import TfliteWalk, Writer, bounds_of
 from quantpipe.types import (
     DType,
     Form,
@@ -43,7 +43,7 @@ OWN_16: Mapping[tuple[str, FunctionKind], tuple[str, str | None]] = {
 """Functions of 16 bits, by how the device forms them -> the operator that does it so, and the table of its options."""
 
 
-def aligned(walk: Walk, operand: Operand, order: Order) -> int:
+def aligned(walk: TfliteWalk, operand: Operand, order: Order) -> int:
     """Return an operand with as many axes as the result, in the order of the result.
 
     ONNX aligns shapes at their ends, so axes of one element are put in front.
@@ -70,7 +70,7 @@ def aligned(walk: Walk, operand: Operand, order: Order) -> int:
     return result
 
 
-def addition(walk: Walk, node: Node, kernel: Kernel) -> None:
+def addition(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Add or Sub."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Sum)  # noqa: S101  (the planner pairs families with plans; narrows the type)
@@ -87,7 +87,7 @@ def addition(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, plan.output, order, write=write)
 
 
-def product(walk: Walk, node: Node, kernel: Kernel) -> None:
+def product(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Mul of two stored tensors."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Product)  # noqa: S101
@@ -102,7 +102,7 @@ def product(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, plan.output, order, write=write)
 
 
-def _renamed(walk: Walk, value: int, tensor: str, order: Order) -> int:
+def _renamed(walk: TfliteWalk, value: int, tensor: str, order: Order) -> int:
     """Return a copy under another name: of a product of one tensor with itself XNNPACK makes a float32 square."""
     shape = walk.file.shape(value)
     result = walk.temporary(f"{walk.file.name(value)} (again)", shape, tensor)
@@ -110,7 +110,7 @@ def _renamed(walk: Walk, value: int, tensor: str, order: Order) -> int:
     return result
 
 
-def clamp(walk: Walk, node: Node, kernel: Kernel) -> None:
+def clamp(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write a Relu or Clip that no kernel took in."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Move)  # noqa: S101
@@ -129,7 +129,7 @@ def clamp(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def extreme(walk: Walk, node: Node, kernel: Kernel) -> None:
+def extreme(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Max or Min of several tensors, two at a time."""
     order = walk.common_order(kernel, kernel.output)
     value, *others = (aligned(walk, o, order) for o in kernel.operands)
@@ -144,7 +144,7 @@ def extreme(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, value)
 
 
-def function(walk: Walk, node: Node, kernel: Kernel) -> None:
+def function(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write a function of one tensor: TFLite's own operator where it gives the same, else a lookup in a constant.
 
     The lookup is CAST to int32, ADD, and GATHER in the table: a few times slower, and exact for any function.
@@ -178,7 +178,7 @@ def function(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.file.operator("GATHER", [table, index], [result], 2, kind="GatherOptions", axis=0)
 
 
-def _of_16(walk: Walk, node: Node, plan: Lookup, *, value: int, result: int) -> None:
+def _of_16(walk: TfliteWalk, node: Node, plan: Lookup, *, value: int, result: int) -> None:
     """Write a 16-bit function by the operator that computes it as the device does, with its bounds after it."""
     own, out = OWN_16.get((node.op, plan.kind)), walk.plan.quantizers[node.outputs[0]]
     if own is None:
@@ -199,7 +199,7 @@ def is_at(q: Quantizer, scale: float, zero: int) -> bool:
     return np.float32(q.scale) == np.float32(scale) and q.zero_point == zero
 
 
-def softmax(walk: Walk, node: Node, kernel: Kernel) -> None:
+def softmax(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write a Softmax that the device forms in fixed point, as TFLite does; its rows lie along the last axis."""
     plan = walk.plan.kernels[kernel.node]
     if not isinstance(plan, Program) or plan.kind is not FunctionKind.TFLITE:

@@ -17,8 +17,8 @@ from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import PREFIX, Provenance
 from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.howto import howto
-from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
-from quantpipe.realize.tflite.write import Written, write_model
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.write import TfliteFile, write_model
 from quantpipe.types import QuantPlan, RequantizeKind, Topology
 
 
@@ -62,19 +62,19 @@ class TfliteForm:
         return TfliteRunner(model, own, others)
 
 
-COMPARED = (Kernels.REFERENCE, Kernels.XNNPACK)
+COMPARED = (LiteRTKernels.REFERENCE, LiteRTKernels.XNNPACK)
 """Kernels that a file is run by."""
 
 
-def kernels_of(plan: QuantPlan) -> Kernels:
+def kernels_of(plan: QuantPlan) -> LiteRTKernels:
     """Return the kernels that compute the plan's integers: XNNPACK's multiply by float32, the reference's never."""
     outputs = [output for k in plan.kernels.values() if (output := getattr(k, "output", None)) is not None]
     real = any(output.kind is RequantizeKind.FLOAT_MULTIPLIER for output in outputs)
     whole = any(getattr(kernel, "whole", False) for kernel in plan.kernels.values())
-    return Kernels.XNNPACK if real or whole else Kernels.REFERENCE
+    return LiteRTKernels.XNNPACK if real or whole else LiteRTKernels.REFERENCE
 
 
-def _facts(written: Written) -> dict[str, float | int | str]:
+def _facts(written: TfliteFile) -> dict[str, float | int | str]:
     layouts = {name: port.layout for name, port in written.inputs.items()}
     return {
         "operators": sum(written.operators.values()),

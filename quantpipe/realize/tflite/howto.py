@@ -7,27 +7,27 @@ from typing import Any
 
 from quantpipe.graph.view import Graph
 from quantpipe.realize.ship_samples import RAW, real, stored
-from quantpipe.realize.tflite.run import Kernels
-from quantpipe.realize.tflite.write import Written
+from quantpipe.realize.tflite.run import LiteRTKernels
+from quantpipe.realize.tflite.write import TfliteFile
 from quantpipe.types import QuantPlan
 
 ROUNDING = {
-    Kernels.REFERENCE: "LiteRT's reference kernels compute these integers; XNNPACK, LiteRT's default, rounds some of "
+    LiteRTKernels.REFERENCE: "LiteRT's reference kernels compute these integers; XNNPACK, LiteRT's default, rounds some "
+    "of them\nin another way.",
+    LiteRTKernels.XNNPACK: "XNNPACK, LiteRT's default, computes these integers; LiteRT's reference kernels round some of "
     "them\nin another way.",
-    Kernels.XNNPACK: "XNNPACK, LiteRT's default, computes these integers; LiteRT's reference kernels round some of them"
-    "\nin another way.",
 }
 
 
 def howto(
     file: str,
-    written: Written,
+    written: TfliteFile,
     *,
     whole: bool,
     graph: Graph,
     plan: QuantPlan,
     given: Mapping[str, Any],
-    kernels: Kernels,
+    kernels: LiteRTKernels,
 ) -> str:
     """Return the section as Markdown.
 

@@ -9,12 +9,12 @@ import numpy as np
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite.elements import aligned
 from quantpipe.realize.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
-from quantpipe.realize.tflite.walk import Walk, Writer
+from quantpipe.realize.tflite.walk import TfliteWalk, Writer
 from quantpipe.realize.tflite.windows import as_map, padded, window_of
 from quantpipe.types import DType, Form, Kernel
 
 
-def numbers_of(walk: Walk, node: Node, port: int, attribute: str | None = None) -> list[int] | None:
+def numbers_of(walk: TfliteWalk, node: Node, port: int, attribute: str | None = None) -> list[int] | None:
     """Return the integers in an operand or an attribute of a node; None if it has neither.
 
     Raises HardwareError where they are computed at run time.
@@ -29,7 +29,7 @@ def numbers_of(walk: Walk, node: Node, port: int, attribute: str | None = None) 
     return [int(v) for v in np.atleast_1d(walk.graph.constant(node.inputs[port])).reshape(-1)]
 
 
-def reshape(walk: Walk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED) -> None:
+def reshape(walk: TfliteWalk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED) -> None:
     """Write whatever gives the same elements, in the same order, another shape."""
     source, output = node.inputs[0], node.outputs[0]
     before, after = walk.graph.shapes[source], walk.graph.shapes[output]
@@ -44,20 +44,20 @@ def reshape(walk: Walk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED)
     walk.keep(output, form, target, result)
 
 
-def transpose(walk: Walk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED) -> None:
+def transpose(walk: TfliteWalk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED) -> None:
     """Give the same memory another order: nothing is written."""
     found = walk.any(node.inputs[0], form)
     permutation = node.attr("perm") or list(range(len(found.order)))[::-1]
     walk.keep(node.outputs[0], form, behind_transpose(found.order, permutation), found.tensor)
 
 
-def same(walk: Walk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED) -> None:
+def same(walk: TfliteWalk, node: Node, kernel: Kernel, form: Form = Form.QUANTIZED) -> None:
     """Give the same tensor another name."""
     found = walk.any(node.inputs[0], form)
     walk.keep(node.outputs[0], form, found.order, found.tensor)
 
 
-def concat(walk: Walk, node: Node, kernel: Kernel) -> None:
+def concat(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Concat."""
     order = walk.common_order(kernel, kernel.output)
     inputs = [walk.operand(o, order) for o in kernel.operands]
@@ -67,7 +67,7 @@ def concat(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def cut(walk: Walk, node: Node, kernel: Kernel) -> None:
+def cut(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Slice as STRIDED_SLICE."""
     shape = walk.graph.shapes[node.inputs[0]]
     starts, ends = numbers_of(walk, node, 1), numbers_of(walk, node, 2)
@@ -97,7 +97,7 @@ def cut(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def gather(walk: Walk, node: Node, kernel: Kernel) -> None:
+def gather(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Gather by constant indices."""
     indices = numbers_of(walk, node, 1)
     shape, axis = walk.graph.shapes[node.inputs[0]], node.attr("axis", 0)
@@ -112,7 +112,7 @@ def gather(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def pad(walk: Walk, node: Node, kernel: Kernel) -> None:
+def pad(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Pad with the real zero, or by reflection."""
     mode = node.attr("mode", "constant")
     pads = numbers_of(walk, node, 1, "pads")
@@ -133,7 +133,7 @@ def pad(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def max_pool(walk: Walk, node: Node, kernel: Kernel) -> None:
+def max_pool(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write MaxPool; pads that TFLite does not make are written before it, with the smallest integer."""
     source, shapes = kernel.operands[0].tensor, walk.graph.shapes
     rank = len(shapes[source])
@@ -157,7 +157,7 @@ def max_pool(walk: Walk, node: Node, kernel: Kernel) -> None:
 REDUCTIONS: Mapping[str, str] = {"GlobalMaxPool": "REDUCE_MAX", "ReduceMax": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN"}
 
 
-def reduced(walk: Walk, node: Node, kernel: Kernel) -> None:
+def reduced(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write the largest or smallest element along some axes."""
     source = kernel.operands[0].tensor
     rank = len(walk.graph.shapes[source])
@@ -176,7 +176,7 @@ def reduced(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, target, result)
 
 
-def top(walk: Walk, node: Node, kernel: Kernel) -> None:
+def top(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write the largest elements along the last axis in memory, by falling size."""
     source, count = kernel.operands[0].tensor, numbers_of(walk, node, 1, "k")
     rank = len(walk.graph.shapes[source])
@@ -195,7 +195,7 @@ def top(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def resize(walk: Walk, node: Node, kernel: Kernel) -> None:
+def resize(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write a nearest Resize, by whichever of TFLite's coordinates takes the same elements."""
     before, after = walk.graph.shapes[node.inputs[0]], walk.graph.shapes[node.outputs[0]]
     if len(before) != 4 or before[:2] != after[:2]:
@@ -258,7 +258,7 @@ BLOCKS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def blocks(walk: Walk, node: Node, kernel: Kernel) -> None:
+def blocks(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write DepthToSpace and SpaceToDepth, whose blocks come first in the channels."""
     if node.attr("mode", "DCR") != "DCR":
         raise walk.refused("legal is the mode DCR")
@@ -268,7 +268,7 @@ def blocks(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-def repeated(walk: Walk, node: Node, kernel: Kernel) -> None:
+def repeated(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Expand and Tile as TILE."""
     order = walk.common_order(kernel, kernel.output)
     value, result = aligned(walk, kernel.operands[0], order), walk.make(kernel.output, order)

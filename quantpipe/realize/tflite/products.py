@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from quantpipe.graph.view import Node
 from quantpipe.oprules.rows import row_axes
 from quantpipe.realize.tflite.clamps import clamped
-from quantpipe.realize.tflite.container import Grid
+from quantpipe.realize.tflite.container import TensorQuantization
 from quantpipe.realize.tflite.layout import channels_last, place, plain
-from quantpipe.realize.tflite.walk import Walk, Writer
+from quantpipe.realize.tflite.walk import TfliteWalk, Writer
 from quantpipe.realize.tflite.windows import Window, as_map, padded, window_of
 from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Program, Quantizer, Requantize, WeightTensor
 
 
-def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
+def accumulator(walk: TfliteWalk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
     """Return the numbers of a kernel with a weight, as far as TFLite can hold them.
 
     Raises HardwareError for a result that stays an accumulator, weights with zero points, and sums that overflow or
@@ -34,7 +34,7 @@ def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, Wei
     return plan, narrowing(walk, plan.output), weight
 
 
-def narrowing(walk: Walk, output: Requantize | None) -> Requantize:
+def narrowing(walk: TfliteWalk, output: Requantize | None) -> Requantize:
     """Return how a kernel stores its result.
 
     Raises HardwareError where its result stays an accumulator, or is narrowed otherwise than by a fixed-point
@@ -45,7 +45,7 @@ def narrowing(walk: Walk, output: Requantize | None) -> Requantize:
     return output
 
 
-def convolution(walk: Walk, node: Node, kernel: Kernel) -> None:
+def convolution(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Conv as CONV_2D or DEPTHWISE_CONV_2D."""
     _, output, weight = accumulator(walk, kernel)
     spatial = weight.values.ndim - 2
@@ -81,7 +81,7 @@ def convolution(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, output, order, write=write)
 
 
-def _map_result(walk: Walk, result: int, like: str) -> int:
+def _map_result(walk: TfliteWalk, result: int, like: str) -> int:
     """Return the tensor that a kernel over maps writes, where the result has one spatial axis."""
     shape = walk.file.shape(result)
     if len(shape) == 4:
@@ -93,16 +93,16 @@ def _dilated(window: Window) -> dict[str, Any]:
     return {"dilationHFactor": window.dilations[0], "dilationWFactor": window.dilations[1]}
 
 
-def _weight(walk: Walk, weight: WeightTensor, values: NDArray[Any], axis: int, *, packed: bool = True) -> int:
+def _weight(walk: TfliteWalk, weight: WeightTensor, values: NDArray[Any], axis: int, *, packed: bool = True) -> int:
     """Write integer weights with their scales (perhaps per channel); `packed`: two of 4 bits to the byte."""
-    grid = Grid(np.asarray(weight.scale), 0, axis)
+    grid = TensorQuantization(np.asarray(weight.scale), 0, axis)
     dtype = DType.INT4 if weight.dtype.bits == 4 and packed else DType.INT8
     if weight.dtype.bits > 8:
         raise walk.refused(f"its weights are {weight.dtype}; legal are int8 and int4")
     return walk.file.constant(weight.tensor, np.asarray(values, np.int8), dtype, grid)
 
 
-def _bias(walk: Walk, kernel: Kernel, weight: WeightTensor) -> int:
+def _bias(walk: TfliteWalk, kernel: Kernel, weight: WeightTensor) -> int:
     """Return the bias at the scale of the products."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Accumulate)  # noqa: S101
@@ -111,7 +111,7 @@ def _bias(walk: Walk, kernel: Kernel, weight: WeightTensor) -> int:
     given = np.zeros(1, np.int64) if plan.bias is None else plan.bias.reshape(-1)  # convolutions need one
     values = np.broadcast_to(given, (channels,)).astype(dtype.numpy)
     name = kernel.bias or f"{kernel.node}/bias"
-    return walk.file.constant(name, values, dtype, Grid(np.asarray(plan.acc_scale, np.float32), 0, 0))
+    return walk.file.constant(name, values, dtype, TensorQuantization(np.asarray(plan.acc_scale, np.float32), 0, 0))
 
 
 def _bias_type(data: Quantizer) -> DType:
@@ -119,7 +119,7 @@ def _bias_type(data: Quantizer) -> DType:
     return DType.INT64 if data.dtype.bits > 8 else DType.INT32
 
 
-def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
+def transposed(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write ConvTranspose as TRANSPOSE_CONV without padding, and the slice of it that ONNX keeps."""
     _, output, weight = accumulator(walk, kernel)
     if weight.values.ndim != 4 or node.attr("group", 1) != 1 or any(d != 1 for d in node.attr("dilations") or ()):
@@ -165,7 +165,7 @@ def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, output, order, write=write)
 
 
-def dense(walk: Walk, node: Node, kernel: Kernel) -> None:
+def dense(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write Gemm or MatMul by a weight as FULLY_CONNECTED, MatMul of two activations as BATCH_MATMUL."""
     if kernel.weight is None:
         contract(walk, node, kernel)
@@ -194,7 +194,7 @@ def dense(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, output, plain(rank), write=write)
 
 
-def contract(walk: Walk, node: Node, kernel: Kernel) -> None:
+def contract(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write a product of two activations."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Contract)  # noqa: S101
@@ -210,7 +210,7 @@ def contract(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, narrowing(walk, plan.output), order, write=write, fuses=False)
 
 
-def average(walk: Walk, node: Node, kernel: Kernel) -> None:
+def average(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write an average over the whole map as MEAN, one over a window as a depthwise convolution with weights of 1/n."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Average)  # noqa: S101
@@ -233,9 +233,9 @@ def average(walk: Walk, node: Node, kernel: Kernel) -> None:
     value, padding = padded(walk, window, as_map(walk, value, source), q, fill=q.zero_point)
     scale = np.full(channels, np.float32(1 / plan.count), np.float32)
     ones = np.ones((1, *window.kernel, channels), np.int8)
-    dtype, grid = _bias_type(q), Grid(np.float32(q.scale) * scale, 0, 0)
+    dtype, grid = _bias_type(q), TensorQuantization(np.float32(q.scale) * scale, 0, 0)
     none = walk.file.constant(f"{node.name}/bias", np.zeros(channels, dtype.numpy), dtype, grid)
-    weights = walk.file.constant(f"{node.name}/ones", ones, DType.INT8, Grid(scale, 0, 3))
+    weights = walk.file.constant(f"{node.name}/ones", ones, DType.INT8, TensorQuantization(scale, 0, 3))
     options = window.options(padding) | _dilated(window) | {"depthMultiplier": 1, "kind": "DepthwiseConv2DOptions"}
 
     def write(result: int, activation: int) -> None:
@@ -249,7 +249,7 @@ def average(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, plan.output, order, write=write)
 
 
-def reduced_sum(walk: Walk, node: Node, kernel: Kernel) -> None:
+def reduced_sum(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write a mean or a sum over some axes as MEAN or SUM."""
     plan, source = walk.plan.kernels[kernel.node], kernel.operands[0].tensor
     assert isinstance(plan, Program) and plan.output is not None  # noqa: S101

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite import moves
 from quantpipe.realize.tflite.layout import Order, channels_last, plain, turned
-from quantpipe.realize.tflite.walk import Walk
+from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.realize.tflite.windows import Window, plain_padding, window_of
 from quantpipe.types import Form, Kernel
 
-RealWriter = Callable[[Walk, Node], None]
+RealWriter = Callable[[TfliteWalk, Node], None]
 """Writes one float node, and keeps its result."""
 
 NO_KERNEL: Any = None
@@ -38,7 +38,7 @@ ELEMENTWISE: Mapping[str, tuple[str, str | None]] = {
 }
 
 
-def elementwise(walk: Walk, node: Node) -> None:
+def elementwise(walk: TfliteWalk, node: Node) -> None:
     """Write an operator over elements."""
     op, kind = ELEMENTWISE[node.op]
     output = node.outputs[0]
@@ -51,7 +51,7 @@ def elementwise(walk: Walk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, order, result)
 
 
-def _aligned(walk: Walk, tensor: str, order: Order) -> int:
+def _aligned(walk: TfliteWalk, tensor: str, order: Order) -> int:
     shape, rank = walk.graph.shapes[tensor], len(order)
     if len(shape) == rank:
         return walk.get(tensor, order, Form.FLOAT)
@@ -62,7 +62,7 @@ def _aligned(walk: Walk, tensor: str, order: Order) -> int:
     return walk.file.constant(f"{tensor} (aligned)", turned(value.reshape(whole), order), value.dtype.name)
 
 
-def softmax(walk: Walk, node: Node) -> None:
+def softmax(walk: TfliteWalk, node: Node) -> None:
     """Write Softmax; TFLite's goes along the last axis in memory."""
     output, rank = node.outputs[0], len(walk.graph.shapes[node.outputs[0]])
     axis = node.attr("axis", -1) % rank
@@ -74,7 +74,7 @@ def softmax(walk: Walk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, order, result)
 
 
-def concat(walk: Walk, node: Node) -> None:
+def concat(walk: TfliteWalk, node: Node) -> None:
     """Write Concat."""
     output = node.outputs[0]
     order = next((o for t in node.inputs for o in walk.orders(t)), plain(len(walk.graph.shapes[output])))
@@ -90,7 +90,7 @@ REDUCTIONS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def reduced(walk: Walk, node: Node) -> None:
+def reduced(walk: TfliteWalk, node: Node) -> None:
     """Write a mean, a sum or an extreme over some axes."""
     source, output = node.inputs[0], node.outputs[0]
     rank, keep = len(walk.graph.shapes[source]), bool(node.attr("keepdims", 1))
@@ -113,7 +113,7 @@ POOLS: Mapping[str, str] = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_PO
 """Averages of TFLite are over the elements within the map. Other pads are written in front, and what they count."""
 
 
-def pool(walk: Walk, node: Node) -> None:
+def pool(walk: TfliteWalk, node: Node) -> None:
     """Write an average or a maximum over windows of a map."""
     source, output = node.inputs[0], node.outputs[0]
     before, after = walk.graph.shapes[source], walk.graph.shapes[output]
@@ -140,7 +140,7 @@ def pool(walk: Walk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, order, result)
 
 
-def _padded(walk: Walk, window: Window, value: int, node: Node) -> int:
+def _padded(walk: TfliteWalk, window: Window, value: int, node: Node) -> int:
     """Return a map with the pads of a window: of zeros, or of what is never the maximum."""
     batch, *size, channels = walk.file.shape(value)
     behind = [max(b, 0) for b in window.behind]
@@ -167,7 +167,7 @@ def _share(window: Window, size: Sequence[int], result: Sequence[int]) -> NDArra
     return np.asarray(whole / np.outer(*inside).astype(np.float32), np.float32)[None, :, :, None]
 
 
-def mean_of_map(walk: Walk, node: Node) -> None:
+def mean_of_map(walk: TfliteWalk, node: Node) -> None:
     """Write the average over all positions of a map as MEAN."""
     source, output = node.inputs[0], node.outputs[0]
     rank = len(walk.graph.shapes[source])
@@ -178,7 +178,7 @@ def mean_of_map(walk: Walk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, order, result)
 
 
-def _in_float(write: Callable[[Walk, Node, Kernel, Form], None]) -> RealWriter:
+def _in_float(write: Callable[[TfliteWalk, Node, Kernel, Form], None]) -> RealWriter:
     return lambda walk, node: write(walk, node, NO_KERNEL, Form.FLOAT)
 
 

@@ -25,7 +25,7 @@ LATENCY_RUNS = 30
 LATENCY_SECONDS = 1.0
 
 
-class Kernels(StrEnum):
+class LiteRTKernels(StrEnum):
     """Name the kernels that LiteRT runs a file by: its reference ones, XNNPACK (its default), or its optimized ones."""
 
     REFERENCE = "BUILTIN_REF"
@@ -81,13 +81,13 @@ class TfliteRunner:
     def __init__(
         self,
         model: TfliteModel,
-        kernels: Kernels = Kernels.REFERENCE,
+        kernels: LiteRTKernels = LiteRTKernels.REFERENCE,
         others: Mapping[str, TfliteRunner] | None = None,
     ) -> None:
         self.model, self.kernels, self.others = model, kernels, dict(others or {})
         self.ties = 0
-        content = model.content if kernels is Kernels.REFERENCE else model.watched()
-        self._interpreter = _interpreter(content, kernels, model.where, keep=kernels is Kernels.REFERENCE)
+        content = model.content if kernels is LiteRTKernels.REFERENCE else model.watched()
+        self._interpreter = _interpreter(content, kernels, model.where, keep=kernels is LiteRTKernels.REFERENCE)
         self._plain: Any = None
         self._ready: tuple[tuple[int, ...], ...] | None = None
 
@@ -212,7 +212,7 @@ def told_by(content: bytes, where: str) -> dict[str, Any]:
     )
 
 
-def _interpreter(content: bytes, kernels: Kernels, where: str, *, keep: bool) -> Any:
+def _interpreter(content: bytes, kernels: LiteRTKernels, where: str, *, keep: bool) -> Any:
     module = litert.interpreter()
     try:
         return module.Interpreter(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Graph, Node
-from quantpipe.realize.tflite.container import Container, Grid
+from quantpipe.realize.tflite.container import Container, TensorQuantization
 from quantpipe.realize.tflite.layout import Order, between, laid, plain, same_memory, turned
 from quantpipe.types import DType, Form, Kernel, Operand, Quantizer, QuantPlan, Topology
 
@@ -39,7 +39,7 @@ class Placed:
         return layout_name(self.order)
 
 
-class Walk:
+class TfliteWalk:
     """Hold what a writer sees: the graph, the plan, the file, and every tensor in the form and order it asks for.
 
     `whole`: inputs and outputs are integers, as far as the plan stores them.
@@ -58,10 +58,10 @@ class Walk:
 
     # --- tensors of the file ------------------------------------------------------------------------------------------
 
-    def grid(self, tensor: str) -> Grid:
+    def grid(self, tensor: str) -> TensorQuantization:
         """Return the grid of a stored tensor's integers."""
         q = self.plan.quantizers[tensor]
-        return Grid(np.asarray(q.scale), q.zero_point)
+        return TensorQuantization(np.asarray(q.scale), q.zero_point)
 
     def make(self, tensor: str, order: Order, form: Form = Form.QUANTIZED, name: str | None = None) -> int:
         """Add a tensor of the file for one of the graph, in an order of axes; return its number.
@@ -200,7 +200,7 @@ def layout_name(order: Order) -> str:
     return "".join(names[axis] for axis in order) if names else "axes " + ",".join(map(str, order))
 
 
-Writer = Callable[[Walk, Node, Kernel], None]
+Writer = Callable[[TfliteWalk, Node, Kernel], None]
 """Writes one kernel, and keeps its result."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantpipe.graph.view import Node
-from quantpipe.realize.tflite.walk import Walk
+from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.types import Quantizer
 
 
@@ -48,7 +48,7 @@ def window_of(node: Node, kernel: Sequence[int], size: Sequence[int], result: Se
     return Window(a, b, c, d, e)
 
 
-def padded(walk: Walk, window: Window, value: int, q: Quantizer, *, fill: int) -> tuple[int, int]:
+def padded(walk: TfliteWalk, window: Window, value: int, q: Quantizer, *, fill: int) -> tuple[int, int]:
     """Return a map with the pads of a window, and the `padding` that the operator after it does.
 
     `value` is the map, channels last; `fill` is the integer that pads it. The map is padded where the operator cannot
@@ -73,7 +73,7 @@ def padded(walk: Walk, window: Window, value: int, q: Quantizer, *, fill: int) -
     return result, walk.file.enum("Padding", "VALID")
 
 
-def plain_padding(walk: Walk, window: Window, size: Sequence[int]) -> int | None:
+def plain_padding(walk: TfliteWalk, window: Window, size: Sequence[int]) -> int | None:
     """Return the padding that an operator with a window does itself; None if it needs a Pad before it.
 
     `size` is the spatial shape of its input.
@@ -93,7 +93,7 @@ def _same(window: Window, size: Sequence[int]) -> bool:
     return True
 
 
-def as_map(walk: Walk, value: int, like: str) -> int:
+def as_map(walk: TfliteWalk, value: int, like: str) -> int:
     """Return a tensor of one spatial axis as a map of one row, channels last; a map as it is."""
     shape = walk.file.shape(value)
     if len(shape) == 4:

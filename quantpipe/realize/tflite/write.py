@@ -13,7 +13,7 @@ from quantpipe.lowering.fragments import ops_of
 from quantpipe.oprules import Family
 from quantpipe.realize.tflite import elements, metadata, moves, products, reals
 from quantpipe.realize.tflite.layout import laid
-from quantpipe.realize.tflite.walk import FORM, Placed, Refusal, Walk, Writer
+from quantpipe.realize.tflite.walk import FORM, Placed, Refusal, TfliteWalk, Writer
 from quantpipe.types import Form, Kernel, QuantPlan, Topology
 
 WRITERS: Mapping[str, Writer] = {
@@ -30,7 +30,7 @@ SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class TfliteFile:
     """Hold a written file.
 
     Attributes:
@@ -56,13 +56,13 @@ def write_model(
     *,
     whole: bool = False,
     provenance: Mapping[str, Any] | None = None,
-) -> Written:
+) -> TfliteFile:
     """Write a plan as a TFLite file.
 
     `whole`: inputs and outputs are integers, as far as the plan stores them. `provenance` is recorded in the file.
     Raises HardwareError for nodes that TFLite cannot hold, all of them with the reasons.
     """
-    walk = Walk(graph, topology, plan, whole=whole)
+    walk = TfliteWalk(graph, topology, plan, whole=whole)
     refused: list[str] = []
     for node in graph.nodes:
         if node.name in topology.fused_into:
@@ -82,7 +82,7 @@ def write_model(
     return _file(walk, provenance or {})
 
 
-def _write(walk: Walk, node: Node, kernel: Kernel | None) -> None:
+def _write(walk: TfliteWalk, node: Node, kernel: Kernel | None) -> None:
     if kernel is None:
         if node.name in walk.topology.table_of:
             raise walk.refused(
@@ -114,7 +114,7 @@ def _all_refused(refused: list[str]) -> HardwareError:
     )
 
 
-def _file(walk: Walk, provenance: Mapping[str, Any]) -> Written:
+def _file(walk: TfliteWalk, provenance: Mapping[str, Any]) -> TfliteFile:
     outputs = {}
     for info in walk.graph.outputs:
         own = Form.QUANTIZED if walk.whole and info.name in walk.plan.quantizers else Form.FLOAT
@@ -141,10 +141,10 @@ def _file(walk: Walk, provenance: Mapping[str, Any]) -> Written:
     names = provenance.get("class_names") or ()
     if any(_labelled(walk, info.name, names) for info in walk.graph.outputs):
         content = metadata.with_labels(content, names)
-    return Written(content, walk.transposes, dict(walk.file.count), tensors, inputs, outputs)
+    return TfliteFile(content, walk.transposes, dict(walk.file.count), tensors, inputs, outputs)
 
 
-def _own_metadata(walk: Walk, provenance: Mapping[str, Any]) -> bytes:
+def _own_metadata(walk: TfliteWalk, provenance: Mapping[str, Any]) -> bytes:
     """Return the file's own TensorFlow Lite metadata: how inputs are normalized, and which outputs are classes."""
     mean, std = metadata.normalization(provenance.get("preprocessing") or {})
     names = provenance.get("class_names") or ()
@@ -157,12 +157,12 @@ def _own_metadata(walk: Walk, provenance: Mapping[str, Any]) -> bytes:
     return metadata.written(str(provenance.get("version", "")), inputs, outputs)
 
 
-def _labelled(walk: Walk, output: str, names: Sequence[str]) -> bool:
+def _labelled(walk: TfliteWalk, output: str, names: Sequence[str]) -> bool:
     """Return whether the last axis of an output has one element per class."""
     return bool(names) and tuple(walk.graph.shapes[output][-1:]) == (len(names),)
 
 
-def _port(walk: Walk, tensor: str, placed: Placed) -> dict[str, Any]:
+def _port(walk: TfliteWalk, tensor: str, placed: Placed) -> dict[str, Any]:
     """Return the facts that a caller needs to feed an input or read an output."""
     found: dict[str, Any] = {
         "index": placed.tensor,

@@ -13,7 +13,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance
 from quantpipe.realize.vta.isa import BLOCK, DEPTH, ELEMENT_BYTES, Instruction, Memory, Op
-from quantpipe.realize.vta.layers import FORM, Layer, Lowering, Map
+from quantpipe.realize.vta.layers import FORM, Lowering, Map, VtaLayer
 from quantpipe.realize.vta.program import ALIGN, Image
 from quantpipe.realize.vta.run import VtaRunner
 from quantpipe.realize.vta.schedule import PLANES, Addresses, schedule
@@ -77,7 +77,7 @@ def _key(tensor: str, source: Map) -> tuple[str, str]:
     return tensor, f"{source}"
 
 
-def _allocated(layers: Sequence[Layer]) -> tuple[dict[tuple[str, str], int], int]:
+def _allocated(layers: Sequence[VtaLayer]) -> tuple[dict[tuple[str, str], int], int]:
     """Return (tensor, layout) -> its address in vectors, and the bytes of all."""
     found: dict[tuple[str, str], int] = {}
     size = 0
@@ -96,11 +96,11 @@ def _allocated(layers: Sequence[Layer]) -> tuple[dict[tuple[str, str], int], int
     return found, size
 
 
-def _is_raw(layer: Layer) -> bool:
+def _is_raw(layer: VtaLayer) -> bool:
     return layer.narrowing is None and not layer.moves
 
 
-def _told(layer: Layer, at: Addresses, first: int, program: Sequence[Instruction]) -> dict[str, Any]:
+def _told(layer: VtaLayer, at: Addresses, first: int, program: Sequence[Instruction]) -> dict[str, Any]:
     operands = {(t.tensor, a): _port(t.tensor, t.source, a) for t, a in zip(layer.terms, at.terms, strict=True)}
     return {
         "node": layer.node,

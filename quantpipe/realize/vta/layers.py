@@ -65,7 +65,7 @@ class Map:
 
 
 @dataclass(frozen=True, eq=False)
-class Term:
+class VtaTerm:
     """Hold products that are added into accumulators of their own, and then shifted.
 
     Attributes:
@@ -94,7 +94,7 @@ class Term:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class VtaLayer:
     """Hold one kernel as VTA runs it.
 
     Attributes:
@@ -113,7 +113,7 @@ class Layer:
     absorbed: tuple[str, ...]
     output: str
     result: Map
-    terms: tuple[Term, ...]
+    terms: tuple[VtaTerm, ...]
     narrowing: Requantize | None
     moves: bool = False
     greatest: bool = False
@@ -129,12 +129,12 @@ class Lowering:
     topology: Topology
     plan: QuantPlan
 
-    def layers(self) -> tuple[dict[str, Layer], dict[str, str]]:
+    def layers(self) -> tuple[dict[str, VtaLayer], dict[str, str]]:
         """Return node -> its layer, and node -> why the host runs it.
 
         Raises HardwareError for kernels that neither VTA runs nor only move values.
         """
-        found, host, refused = dict[str, Layer](), dict[str, str](), list[str]()
+        found, host, refused = dict[str, VtaLayer](), dict[str, str](), list[str]()
         handed = self._handed_on()
         for kernel in self.topology.kernels:
             if kernel.node in handed:
@@ -170,13 +170,13 @@ class Lowering:
                         found[maker.node] = maker
         return found
 
-    def layer(self, kernel: Kernel, handed: dict[str, Kernel]) -> Layer:
+    def layer(self, kernel: Kernel, handed: dict[str, Kernel]) -> VtaLayer:
         """Return the layer of a kernel; HostsOwn where VTA has no instructions for it."""
         numbers = self.plan.kernels[kernel.node]
         node = self.graph.by_name[kernel.node]
         if isinstance(numbers, Accumulate):
             term, result = self._product(node, kernel, numbers)
-            return Layer(kernel.node, (), kernel.output, result, (term,), _shifts(numbers.output))
+            return VtaLayer(kernel.node, (), kernel.output, result, (term,), _shifts(numbers.output))
         if isinstance(numbers, Sum) and numbers.scale is not None and all(t.fixed is None for t in numbers.terms):
             return self._sum(kernel, numbers, handed)
         if isinstance(numbers, Average):
@@ -202,7 +202,7 @@ class Lowering:
     def _either(self, tensor: str) -> Map:
         return self.grid(tensor) if len(self.graph.shapes[tensor]) == 4 else self.rows(tensor)
 
-    def _product(self, node: Node, kernel: Kernel, numbers: Accumulate) -> tuple[Term, Map]:
+    def _product(self, node: Node, kernel: Kernel, numbers: Accumulate) -> tuple[VtaTerm, Map]:
         if numbers.pairs is not None or (
             numbers.limit is not None and (numbers.limit.overflow is not Overflow.WRAP or numbers.limit.width != 32)
         ):
@@ -220,7 +220,7 @@ class Lowering:
             values = matrix.reshape(*matrix.shape, 1, 1)
             source, result = self.rows(data.tensor), self.rows(kernel.output)
             bias = _blocks(numbers.bias)
-            return Term(data.tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), *_tiles(values, 1), bias), result
+            return VtaTerm(data.tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), *_tiles(values, 1), bias), result
         rank = values.ndim - 2
         if rank > 2:
             raise HostsOwn("its window has three axes")
@@ -228,7 +228,7 @@ class Lowering:
         source = self.grid(data.tensor)
         taps, strides, dilations, begin = self._window(node, data.tensor, rank, values.shape[4 - rank :])
         tiles = _tiles(values, int(node.attr("group", 1)))
-        term = Term(data.tensor, source, taps, strides, dilations, begin, *tiles, _blocks(numbers.bias))
+        term = VtaTerm(data.tensor, source, taps, strides, dilations, begin, *tiles, _blocks(numbers.bias))
         return term, self.grid(node.outputs[0])
 
     def _window(self, node: Node, tensor: str, rank: int, taps: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -247,12 +247,12 @@ class Lowering:
         if q is None or q.zero_point or q.dtype is not DType.INT8 or tensor in self.plan.constants:
             raise HostsOwn(f"{tensor} is not stored in int8 with zero point 0")
 
-    def _same(self, tensor: str, factor: int = 1, shift: int = 0) -> Term:
+    def _same(self, tensor: str, factor: int = 1, shift: int = 0) -> VtaTerm:
         self._plain(tensor)
         source = self._either(tensor)
-        return Term(tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), *_diagonal(factor), None, shift)
+        return VtaTerm(tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), *_diagonal(factor), None, shift)
 
-    def _sum(self, kernel: Kernel, numbers: Sum, handed: dict[str, Kernel]) -> Layer:
+    def _sum(self, kernel: Kernel, numbers: Sum, handed: dict[str, Kernel]) -> VtaLayer:
         terms, absorbed = [], []
         makers = {k.output: k for k in handed.values()}
         if numbers.limit is not None and (numbers.limit.overflow is not Overflow.WRAP or numbers.limit.width != 32):
@@ -271,32 +271,32 @@ class Lowering:
                 part, made = self._product(self.graph.by_name[maker.node], maker, own)
                 if made != self._either(kernel.output):
                     raise HostsOwn("its operands are laid out otherwise")
-                terms.append(Term(**{**vars(part), "shift": term.shift}))
+                terms.append(VtaTerm(**{**vars(part), "shift": term.shift}))
                 absorbed.append(maker.node)
             else:
                 terms.append(self._same(term.tensor, sign, term.shift))
         result = self._either(kernel.output)
-        return Layer(kernel.node, tuple(absorbed), kernel.output, result, tuple(terms), _shifts(numbers.output))
+        return VtaLayer(kernel.node, tuple(absorbed), kernel.output, result, tuple(terms), _shifts(numbers.output))
 
-    def _average(self, node: Node, kernel: Kernel, numbers: Average) -> Layer:
+    def _average(self, node: Node, kernel: Kernel, numbers: Average) -> VtaLayer:
         data = kernel.operands[0].tensor
         self._plain(data)
         source = self.grid(data)
         taps = node.attr("kernel_shape", list(self.graph.shapes[data][2:]))
         window, ones = self._window(node, data, len(taps), tuple(taps)), _diagonal(1)
-        term = Term(data, source, window[0], window[1], window[2], window[3], *ones)
+        term = VtaTerm(data, source, window[0], window[1], window[2], window[3], *ones)
         result = self.grid(node.outputs[0])
-        return Layer(kernel.node, (), kernel.output, result, (term,), _shifts(numbers.output))
+        return VtaLayer(kernel.node, (), kernel.output, result, (term,), _shifts(numbers.output))
 
-    def _multiplied(self, kernel: Kernel, numbers: Product) -> Layer:
+    def _multiplied(self, kernel: Kernel, numbers: Product) -> VtaLayer:
         names = [o.tensor for o in kernel.operands]
         if any(self.graph.shapes[n] != self.graph.shapes[kernel.output] for n in names):
             raise HostsOwn("an operand is broadcast")
         terms = tuple(self._same(n) for n in names)
         result = self._either(kernel.output)
-        return Layer(kernel.node, (), kernel.output, result, terms, _shifts(numbers.output), product=True)
+        return VtaLayer(kernel.node, (), kernel.output, result, terms, _shifts(numbers.output), product=True)
 
-    def _moved(self, node: Node, kernel: Kernel, numbers: Move) -> Layer:
+    def _moved(self, node: Node, kernel: Kernel, numbers: Move) -> VtaLayer:
         data = kernel.operands[0]
         if kernel.form is Form.RAW or data.form is Form.RAW or any(o.rescaled for o in kernel.operands):
             raise HostsOwn("it moves accumulators, or integers of another scale")
@@ -305,16 +305,16 @@ class Lowering:
         if rule is not None and rule.family is Family.CLAMP:
             term = self._same(data.tensor)
             result = self._either(kernel.output)
-            return Layer(kernel.node, (), kernel.output, result, (term,), None, moves=True, bounds=bounds)
+            return VtaLayer(kernel.node, (), kernel.output, result, (term,), None, moves=True, bounds=bounds)
         taps = node.attr("kernel_shape", None)
         if taps is None or len(self.graph.shapes[data.tensor]) != 4 or node.attr("ceil_mode", 0):
             raise HostsOwn("it moves values, which is a matter of addresses")
         window, ones = self._window(node, data.tensor, 2, tuple(taps)), _diagonal(1)
         self._plain(data.tensor)
         source = self.grid(data.tensor)
-        term = Term(data.tensor, source, window[0], window[1], window[2], window[3], *ones)
+        term = VtaTerm(data.tensor, source, window[0], window[1], window[2], window[3], *ones)
         made = self.grid(node.outputs[0])
-        return Layer(kernel.node, (), kernel.output, made, (term,), None, moves=True, greatest=True, bounds=bounds)
+        return VtaLayer(kernel.node, (), kernel.output, made, (term,), None, moves=True, greatest=True, bounds=bounds)
 
 
 def _two(values: Any) -> tuple[int, int]:

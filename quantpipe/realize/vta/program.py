@@ -38,7 +38,7 @@ class Image:
 
 
 @dataclass
-class Program:
+class VtaProgram:
     """Collect the instructions of one layer, and set the tokens by which the queues wait for each other."""
 
     image: Image

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from quantpipe.realize.vta.isa import ACCUMULATORS, BLOCK, INPUTS, WEIGHTS, Alu, Instruction, Memory, Uop
-from quantpipe.realize.vta.layers import Layer, Term
-from quantpipe.realize.vta.program import Image, Program
-from quantpipe.realize.vta.tiling import Place, accumulators, patch_of, places, runs, size_of_tile
+from quantpipe.realize.vta.layers import VtaLayer, VtaTerm
+from quantpipe.realize.vta.program import Image, VtaProgram
+from quantpipe.realize.vta.tiling import TilePlace, accumulators, patch_of, places, runs, size_of_tile
 from quantpipe.types import DType, Requantize, Rounding
 
 PADS = ("y_pad_0", "y_pad_1", "x_pad_0", "x_pad_1")
@@ -26,7 +26,7 @@ class Addresses:
     result: int
 
 
-def schedule(layer: Layer, at: Addresses, image: Image) -> list[Instruction]:
+def schedule(layer: VtaLayer, at: Addresses, image: Image) -> list[Instruction]:
     """Return the instructions of a layer.
 
     `at` holds the addresses of its tensors. `image`, the memory of constants, gets its weights, biases and
@@ -37,7 +37,7 @@ def schedule(layer: Layer, at: Addresses, image: Image) -> list[Instruction]:
     chunk = 1
     while chunk < layer.result.blocks and _chunk_fits(layer, chunk + 1, most):
         chunk += 1
-    program, known = Program(image), dict[tuple[int, ...], tuple[list[tuple[int, int, int]], int]]()
+    program, known = VtaProgram(image), dict[tuple[int, ...], tuple[list[tuple[int, int, int]], int]]()
     for blocks in runs(range(layer.result.blocks), chunk):
         for place in places(layer.result, height, width):
             one = _Tile(layer, at, program, place, blocks, known)
@@ -46,7 +46,7 @@ def schedule(layer: Layer, at: Addresses, image: Image) -> list[Instruction]:
     return program.finish()
 
 
-def _chunk_fits(layer: Layer, blocks: int, count: int) -> bool:
+def _chunk_fits(layer: VtaLayer, blocks: int, count: int) -> bool:
     taps = max(prod(t.taps) for t in layer.terms)
     return accumulators(layer, blocks, count) <= ACCUMULATORS and blocks * taps <= WEIGHTS
 
@@ -55,10 +55,10 @@ def _chunk_fits(layer: Layer, blocks: int, count: int) -> bool:
 class _Tile:
     """One tile of one group of result blocks."""
 
-    layer: Layer
+    layer: VtaLayer
     at: Addresses
-    program: Program
-    place: Place
+    program: VtaProgram
+    place: TilePlace
     blocks: list[int]
     known: dict[tuple[int, ...], tuple[list[tuple[int, int, int]], int]]
     """Tiles of weights that are in memory already: those of other places of the same layer."""
@@ -83,7 +83,7 @@ class _Tile:
             loop = {"iter_out": 1, "iter_in": self.count, "dst_in": 1, "src_in": 1}
             self.program.alu(opcode, [Uop(0, number * self.count)], loop)
 
-    def _begin(self, term: Term, base: int) -> None:
+    def _begin(self, term: VtaTerm, base: int) -> None:
         """Emit the bias into every accumulator, or 0."""
         if term.bias is None:
             loop = {"iter_out": 1, "iter_in": self.count, "dst_in": 1}
@@ -94,7 +94,7 @@ class _Tile:
             place = self.place.count
             self.program.load(Memory.ACC, base + n * place, first + block, (place, 1), x_stride=0)
 
-    def _products(self, term: Term, base: int, dram: int) -> None:
+    def _products(self, term: VtaTerm, base: int, dram: int) -> None:
         patch, source = patch_of(term, self.place), term.source
         size, taps = patch.rows * patch.columns, prod(term.taps)
         reads = sorted({c for block in self.blocks for c in term.reads(block)})
@@ -126,7 +126,7 @@ class _Tile:
                 },
             )
 
-    def _weights(self, term: Term, group: list[int]) -> tuple[list[tuple[int, int, int]], int]:
+    def _weights(self, term: VtaTerm, group: list[int]) -> tuple[list[tuple[int, int, int]], int]:
         """Return (block of results, block of inputs, tap) of the tiles that are not zero, and their addresses."""
         key = (id(term), *self.blocks, -1, *group)
         if key not in self.known:
@@ -245,7 +245,7 @@ class _Tile:
         self.program.store(parts)
 
 
-def _inside(term: Term, axis: int, results: tuple[int, int], tap: int) -> tuple[int, int]:
+def _inside(term: VtaTerm, axis: int, results: tuple[int, int], tap: int) -> tuple[int, int]:
     """Return (how many before, how many) results, from a tile's first on, have their tap inside the map."""
     size, (first, count) = (term.source.height, term.source.width)[axis], results
     places = (first + np.arange(count)) * term.strides[axis] - term.begin[axis] + tap * term.dilations[axis]

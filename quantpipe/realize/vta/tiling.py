@@ -8,7 +8,7 @@ from math import prod
 
 from quantpipe.errors import HardwareError
 from quantpipe.realize.vta.isa import ACCUMULATORS, INPUTS, MOST_PAD, WEIGHTS
-from quantpipe.realize.vta.layers import FORM, Layer, Map, Term
+from quantpipe.realize.vta.layers import FORM, Map, VtaLayer, VtaTerm
 
 FACTOR = (1 << 11) - 1
 """The greatest stride of a loop."""
@@ -42,7 +42,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Place:
+class TilePlace:
     """State a tile of the result: its first row and column, and its size."""
 
     top: int
@@ -56,7 +56,7 @@ class Place:
         return self.height * self.width
 
 
-def patch_of(term: Term, place: Place) -> Patch:
+def patch_of(term: VtaTerm, place: TilePlace) -> Patch:
     """Return a term's input patch for a tile of results."""
     spans = []
     for axis, (first, count) in enumerate(((place.top, place.height), (place.left, place.width))):
@@ -71,7 +71,7 @@ def patch_of(term: Term, place: Place) -> Patch:
     return Patch(top, left, height, width, (above, below, before, behind))
 
 
-def size_of_tile(layer: Layer) -> tuple[int, int]:
+def size_of_tile(layer: VtaLayer) -> tuple[int, int]:
     """Return rows and columns of the tiles of a layer.
 
     Raises HardwareError where not even one vector of results fits the buffers.
@@ -94,7 +94,7 @@ def size_of_tile(layer: Layer) -> tuple[int, int]:
     return height, width
 
 
-def _fits(layer: Layer, height: int, width: int) -> bool:
+def _fits(layer: VtaLayer, height: int, width: int) -> bool:
     if accumulators(layer, 1, height * width) > ACCUMULATORS:
         return False
     for term in layer.terms:
@@ -111,7 +111,7 @@ def _fits(layer: Layer, height: int, width: int) -> bool:
     return True
 
 
-def accumulators(layer: Layer, blocks: int, count: int) -> int:
+def accumulators(layer: VtaLayer, blocks: int, count: int) -> int:
     """Return the vectors of accumulators that a tile takes, those for bounds of channels and pools included."""
     own = layer.narrowing is not None and layer.narrowing.by_channel is not None
     regions = len(layer.terms)
@@ -120,11 +120,11 @@ def accumulators(layer: Layer, blocks: int, count: int) -> int:
     return blocks * (regions * count + (2 if own else 0))
 
 
-def places(result: Map, height: int, width: int) -> Iterator[Place]:
+def places(result: Map, height: int, width: int) -> Iterator[TilePlace]:
     """Yield the tiles of a result."""
     for top in range(0, result.height, height):
         for left in range(0, result.width, width):
-            yield Place(top, left, min(height, result.height - top), min(width, result.width - left))
+            yield TilePlace(top, left, min(height, result.height - top), min(width, result.width - left))
 
 
 def runs(items: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class BlockLayout:
     """Say where the weights of a layer lie.
 
     `matrix` takes a weight in its own shape to `[G, O, K]`, `weight` back. `channel_axis`: its axis of output channels.
@@ -54,7 +54,7 @@ def solve_blocks(
     *,
     schema: TensorSchema,
     options: LayerOptions,
-    layout: Layout,
+    layout: BlockLayout,
 ) -> tuple[Solved, NDArray[np.float32], BlockGrid]:
     """Return the integers of least expected error for one layer in blocks.
 

@@ -84,7 +84,7 @@ class LayerCheckpoint:
         return self.folder / f"{key}.npz"
 
 
-class Chain:
+class WalkDigest:
     """Hold the digest of a walk so far."""
 
     def __init__(self, plan: QuantPlan, *settings: Any) -> None:

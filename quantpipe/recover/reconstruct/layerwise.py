@@ -20,11 +20,11 @@ from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Problem, pair_limit
-from quantpipe.recover.reconstruct.checkpoint import Chain, Kept, NoCheckpoint
+from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint, WalkDigest
 from quantpipe.recover.reconstruct.forward import Forward, dequantized
 from quantpipe.recover.reconstruct.layer import FEW_BITS, LayerOptions
 from quantpipe.recover.reconstruct.moments import MomentCollector, Moments
-from quantpipe.recover.reconstruct.prepare import Layer, layer_of
+from quantpipe.recover.reconstruct.prepare import WeightLayer, layer_of
 from quantpipe.recover.reconstruct.segments import Segment, segments
 from quantpipe.recover.reconstruct.shrinkage import parts_of
 from quantpipe.recover.reconstruct.threads import one_thread_each
@@ -100,7 +100,7 @@ def recover(
     last_reader = {t: i for i, part in enumerate(parts) for t in (*part.inputs, *_layer_data(part))}
     with one_thread_each() as pool, Forward(graph, topology, samples, effort.memory_mb) as forward:
         plan = planner.plan(strategy)
-        chain = Chain(plan, options, effort.rows, effort.seed, samples.digest, forward.sizes)
+        chain = WalkDigest(plan, options, effort.rows, effort.seed, samples.digest, forward.sizes)
         walk = _Walk(problem, plan, options, effort, forward, pool, chain, kept)
         for number, part in enumerate(parts):
             progress(number, len(parts), part.nodes[-1])
@@ -123,7 +123,7 @@ class _Walk:
     effort: Effort
     forward: Forward
     pool: ThreadPoolExecutor
-    chain: Chain
+    chain: WalkDigest
     kept: Kept
     overrides: Overrides = field(default_factory=lambda: Overrides({}, {}))
     layers: list[RecoveredLayerRow] = field(default_factory=list)
@@ -147,7 +147,7 @@ class _Walk:
         self._keep(kernel, before, found)
 
     def _solved(
-        self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
+        self, kernel: Kernel, layer: WeightLayer, before: WeightTensor, bias: NDArray[np.float64] | None
     ) -> Mapping[str, Array]:
         """Return what a layer's solution consists of, as named arrays.
 
@@ -185,7 +185,7 @@ class _Walk:
             return None
         return pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=weight, data=data)
 
-    def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
+    def _moments(self, kernel: Kernel, layer: WeightLayer) -> Moments:
         """Of rows sampled from every batch, each from its own random numbers."""
         data, sizes = kernel.operands[0].tensor, self.forward.sizes
         groups, _, width = layer.matrix.shape

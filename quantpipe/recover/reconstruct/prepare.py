@@ -14,7 +14,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS, kernel_order
-from quantpipe.recover.reconstruct.blocks import Layout, solve_blocks
+from quantpipe.recover.reconstruct.blocks import BlockLayout, solve_blocks
 from quantpipe.recover.reconstruct.gptq import PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class WeightLayer:
     """Describe a layer whose weight is to be found.
 
     `weight` is in the model's own form; `bias` `[C]` is in real units, or None where the layer has none; `channels` is
@@ -137,7 +137,7 @@ class Layer:
         self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, *, options: LayerOptions
     ) -> tuple[WeightTensor, Solved]:
         shape = self.weight.shape
-        layout = Layout(
+        layout = BlockLayout(
             shape,
             self.site.channel_axis,
             lambda weight: self.form.matrix(self.node, weight),
@@ -150,7 +150,7 @@ class Layer:
         return replace(before, values=values, scale=scale, block=grid), found
 
 
-def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
+def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> WeightLayer | None:
     """Return the layer of a kernel; None without a weight, for no matrix product, and for integers that are given."""
     node = graph.by_name[kernel.node]
     rule = rule_of(node)
@@ -162,4 +162,4 @@ def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
     bias = None if kernel.bias is None else graph.constant(kernel.bias).astype(np.float64).reshape(-1)
     channels = graph.shapes[kernel.weight][site.channel_axis]
     takes_bias = rule.bias is not None and kernel.form is not Form.FLOAT  # of a node in float it stays as it is
-    return Layer(node, rule.matrix, site, graph.constant(kernel.weight), bias, channels, takes_bias)
+    return WeightLayer(node, rule.matrix, site, graph.constant(kernel.weight), bias, channels, takes_bias)

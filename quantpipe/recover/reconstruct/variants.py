@@ -21,7 +21,7 @@ from quantpipe.plan import Overrides, Planner, pair_limit
 from quantpipe.recover.reconstruct.float_moments import first_users
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.moments import Moments
-from quantpipe.recover.reconstruct.prepare import Layer, layer_of
+from quantpipe.recover.reconstruct.prepare import WeightLayer, layer_of
 from quantpipe.types import Kernel, Quantizer, Schema, Strategy, Topology, WeightTensor
 
 Floats = NDArray[np.float64]
@@ -64,7 +64,7 @@ class Variants:
                 found.biases[kernel.node] = layer.bias + made.shift
         return found
 
-    def _of(self, tensor: str, kernel: Kernel, layer: Layer, strategy: Strategy) -> _Made:
+    def _of(self, tensor: str, kernel: Kernel, layer: WeightLayer, strategy: Strategy) -> _Made:
         thresholds = np.asarray(strategy.weights[tensor], np.float64)
         start = self._planner.weight(tensor, strategy.bits[tensor], thresholds)
         operand = kernel.operands[0].tensor
@@ -81,7 +81,7 @@ class Variants:
         return solve(np.where(low, floor, 0.0)) if np.any(low) else made
 
     def _solved(
-        self, layer: Layer, start: WeightTensor, thresholds: Floats, floor: Floats, *, largest_pair: int | None
+        self, layer: WeightLayer, start: WeightTensor, thresholds: Floats, floor: Floats, *, largest_pair: int | None
     ) -> _Made:
         key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes(), largest_pair)
         if key not in self._made:

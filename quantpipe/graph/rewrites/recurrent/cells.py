@@ -12,12 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.recurrent.functions import Function
-from quantpipe.graph.rewrites.recurrent.layer import Array, Direction, Layer
+from quantpipe.graph.rewrites.recurrent.layer import Array, Direction, RecurrentLayer
 from quantpipe.graph.rewrites.recurrent.writer import FEATURES, StepWriter
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """Hold the state that a step passes to the next step; None is zero. `cell` belongs to an LSTM."""
 
     hidden: ir.Value | None = None
@@ -39,11 +39,11 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class CellStep:
     """Hold what a step is written with: the writer, the layer, the direction, its weights, and the step's name."""
 
     writer: StepWriter
-    layer: Layer
+    layer: RecurrentLayer
     way: Direction
     weights: Weights
     name: str
@@ -74,7 +74,7 @@ class Step:
         return function.written(self.writer, value, f"{self.name}/{name}")
 
 
-def lstm(step: Step, gates: ir.Value, state: State) -> State:
+def lstm(step: CellStep, gates: ir.Value, state: CellState) -> CellState:
     """Write a step of an LSTM: c' = f·c + i·g, h' = o·act(c')."""
     hidden, cell = state.hidden, state.cell
     if hidden is not None:
@@ -96,10 +96,10 @@ def lstm(step: Step, gates: ir.Value, state: State) -> State:
         o = _peeped(step, gates, 1, fresh, name="o")
     # The bound is on what gates are made of: runtimes leave the cell state as it is.
     shown = step.way.functions[2].written(step.writer, fresh, f"{step.name}/shown")
-    return State(step.op("Mul", o, shown, name="hidden"), fresh)
+    return CellState(step.op("Mul", o, shown, name="hidden"), fresh)
 
 
-def _peeped(step: Step, gates: ir.Value, place: int, cell: ir.Value | None, *, name: str) -> ir.Value:
+def _peeped(step: CellStep, gates: ir.Value, place: int, cell: ir.Value | None, *, name: str) -> ir.Value:
     """Return a gate that sees the cell state."""
     own = step.part(gates, place, 1, f"{name}_in")
     if cell is not None and step.way.peephole is not None:
@@ -110,12 +110,12 @@ def _peeped(step: Step, gates: ir.Value, place: int, cell: ir.Value | None, *, n
     return step.function(own, 0, name)
 
 
-def _rest(step: Step, value: ir.Value, name: str) -> ir.Value:
+def _rest(step: CellStep, value: ir.Value, name: str) -> ir.Value:
     one = step.writer.constant("one", np.float32(1))
     return step.op("Sub", one, value, name=name)
 
 
-def gru(step: Step, gates: ir.Value, state: State) -> State:
+def gru(step: CellStep, gates: ir.Value, state: CellState) -> CellState:
     """Write a step of a GRU: h' = (1 - z)·n + z·h.
 
     Where gates go through Sigmoid, 1 - z is the sigmoid of the same gate with its sign flipped. It comes out of the
@@ -147,21 +147,21 @@ def gru(step: Step, gates: ir.Value, state: State) -> State:
         new = step.op("Add", new, seen, name="new_in")
     fresh = step.op("Mul", rest, step.function(new, 1, "new"), name="fresh")
     if hidden is None:
-        return State(fresh)
-    return State(step.op("Add", fresh, step.op("Mul", z, hidden, name="kept"), name="hidden"))
+        return CellState(fresh)
+    return CellState(step.op("Add", fresh, step.op("Mul", z, hidden, name="kept"), name="hidden"))
 
 
-def rnn(step: Step, gates: ir.Value, state: State) -> State:
+def rnn(step: CellStep, gates: ir.Value, state: CellState) -> CellState:
     """Write a step of an Elman cell: h' = act(gates + h·R)."""
     if state.hidden is not None:
         gates = step.op("Add", gates, step.product(state.hidden, "recurrent", "product"), name="gates")
-    return State(step.function(gates, 0, "hidden"))
+    return CellState(step.function(gates, 0, "hidden"))
 
 
-WRITERS: Mapping[str, Callable[[Step, ir.Value, State], State]] = {"LSTM": lstm, "GRU": gru, "RNN": rnn}
+WRITERS: Mapping[str, Callable[[CellStep, ir.Value, CellState], CellState]] = {"LSTM": lstm, "GRU": gru, "RNN": rnn}
 
 
-def weights_of(layer: Layer, way: Direction) -> Weights:
+def weights_of(layer: RecurrentLayer, way: Direction) -> Weights:
     """Return the constants of a direction, turned for products from the left, as its cell multiplies by them."""
     weight, recurrent, (of_input, of_state) = way.weight.T, way.recurrent.T, way.bias
     if layer.node.op_type != "GRU":

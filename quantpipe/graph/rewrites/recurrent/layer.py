@@ -17,7 +17,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Kind:
+class CellKind:
     """Say what a cell has: its gates, the functions of a direction by default, and whether it has a cell state."""
 
     gates: int
@@ -25,10 +25,10 @@ class Kind:
     cell: bool = False
 
 
-CELLS: Mapping[str, Kind] = {
-    "LSTM": Kind(4, ("Sigmoid", "Tanh", "Tanh"), cell=True),
-    "GRU": Kind(3, ("Sigmoid", "Tanh")),
-    "RNN": Kind(1, ("Tanh",)),
+CELLS: Mapping[str, CellKind] = {
+    "LSTM": CellKind(4, ("Sigmoid", "Tanh", "Tanh"), cell=True),
+    "GRU": CellKind(3, ("Sigmoid", "Tanh")),
+    "RNN": CellKind(1, ("Tanh",)),
 }
 """Gates in ONNX's order: LSTM input, output, forget, cell; GRU update, reset, hidden."""
 
@@ -57,7 +57,7 @@ class Direction:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class RecurrentLayer:
     """Hold a recurrent layer: its node, directions, states and attributes.
 
     `steps` is None for a free length. `hidden` and `cell` are None if they are zero; `lengths` is None if all samples
@@ -65,7 +65,7 @@ class Layer:
     """
 
     node: ir.Node
-    kind: Kind
+    kind: CellKind
     size: int
     steps: int | None
     data: ir.Value
@@ -78,7 +78,7 @@ class Layer:
     reset_after: bool
 
 
-def layer_of(node: ir.Node, most: int | None = None) -> Layer | None:
+def layer_of(node: ir.Node, most: int | None = None) -> RecurrentLayer | None:
     """Return the layer that a node is; None if it is no layer, or cannot be written as nodes.
 
     `most` is the maximum number of steps, which must be fixed; None: any number, or a free one.
@@ -101,7 +101,7 @@ def layer_of(node: ir.Node, most: int | None = None) -> Layer | None:
         return None
     whole = constant(lengths)
     clip = attribute(node, "clip")
-    return Layer(
+    return RecurrentLayer(
         node,
         kind,
         directions[0].recurrent.shape[1],
@@ -118,7 +118,7 @@ def layer_of(node: ir.Node, most: int | None = None) -> Layer | None:
 
 
 def _directions(
-    node: ir.Node, kind: Kind, numbers: list[Any], *, bias: Any, peephole: Any
+    node: ir.Node, kind: CellKind, numbers: list[Any], *, bias: Any, peephole: Any
 ) -> tuple[Direction, ...] | None:
     weight, recurrent = (np.asarray(n, np.float32) for n in numbers)
     way = str(attribute(node, "direction", "forward"))

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import convert_attributes
 
-from quantpipe.graph.rewrites.recurrent.cells import WRITERS, State, Step, weights_of
-from quantpipe.graph.rewrites.recurrent.layer import Direction, Layer, layer_of
+from quantpipe.graph.rewrites.recurrent.cells import WRITERS, CellState, CellStep, weights_of
+from quantpipe.graph.rewrites.recurrent.layer import Direction, RecurrentLayer, layer_of
 from quantpipe.graph.rewrites.recurrent.ports import Run, first_state, gates_of, masked, of_valid, put_outputs
 from quantpipe.graph.rewrites.recurrent.writer import StepWriter
 from quantpipe.graph.rewrites.tools import is_op, outside
@@ -69,7 +69,7 @@ class BodyWriter(StepWriter):
 
 
 def _run(
-    graph: ir.Graph, writer: StepWriter, layer: Layer, way: Direction, *, valid: ir.Value | None, cells: bool
+    graph: ir.Graph, writer: StepWriter, layer: RecurrentLayer, way: Direction, *, valid: ir.Value | None, cells: bool
 ) -> Run:  # fmt: skip
     weights = weights_of(layer, way)
     gates = gates_of(writer, layer, way, weights)
@@ -96,11 +96,11 @@ def _run(
         name=f"{writer.name}/{way.name}/loop",
     )  # fmt: skip
     graph.insert_before(layer.node, loop)
-    return Run(loop.outputs[len(states)], State(*loop.outputs[: len(states)]))
+    return Run(loop.outputs[len(states)], CellState(*loop.outputs[: len(states)]))
 
 
 def _body(
-    writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.TypeProtocol | None], *, cells: bool
+    writer: StepWriter, layer: RecurrentLayer, way: Direction, types: Sequence[ir.TypeProtocol | None], *, cells: bool
 ) -> ir.Graph:
     """Return the body of one step: its inputs are states, gates `[B, G·H]` and samples with this step `[B, 1]`."""
     inside = BodyWriter(writer)
@@ -110,7 +110,7 @@ def _body(
         return ir.Value(name=f"{writer.name}/{at}/{name}", type=type_ or FLOAT, shape=ir.Shape(list(shape)))
 
     carried = (1, None, layer.size)
-    state = State(
+    state = CellState(
         port("hidden_before", FLOAT, *carried), port("cell_before", FLOAT, *carried) if layer.kind.cell else None
     )
     scanned = [port(name, t, None, None) for name, t in zip(("gates_at", "valid_at"), types, strict=False)]
@@ -118,7 +118,7 @@ def _body(
     gates, *valid = (
         inside.op("Unsqueeze", v, axis, name=f"{at}/{name}") for v, name in zip(scanned, ("x", "valid"), strict=False)
     )
-    made = WRITERS[layer.node.op_type](Step(inside, layer, way, weights_of(layer, way), at), gates, state)
+    made = WRITERS[layer.node.op_type](CellStep(inside, layer, way, weights_of(layer, way), at), gates, state)
     shown, after = (made.hidden, made) if not valid else masked(inside, valid[0], made, state, name=at)
     rows = [inside.op("Squeeze", shown, axis, name=f"{at}/row")]
     if cells and made.cell is not None:
@@ -133,7 +133,7 @@ def _body(
     return ir.Graph([*given, *scanned], [*kept, *rows], nodes=inside.nodes, name=f"{writer.name}/{at}")
 
 
-def _begin(writer: StepWriter, layer: Layer, way: Direction, gates: ir.Value) -> State:
+def _begin(writer: StepWriter, layer: RecurrentLayer, way: Direction, gates: ir.Value) -> CellState:
     """Return the states before the first step; zeros are written out, `[1, B, H]`."""
     given, zero = first_state(writer, layer, way), None
     if given.hidden is None or (layer.kind.cell and given.cell is None):
@@ -141,10 +141,10 @@ def _begin(writer: StepWriter, layer: Layer, way: Direction, gates: ir.Value) ->
         one, size = (writer.constant(name, np.asarray([n], np.int64)) for name, n in (("1", 1), ("size", layer.size)))
         shape = writer.op("Concat", one, samples, size, name=f"{way.name}/state_shape", axis=0)
         zero = writer.op("ConstantOfShape", shape, name=f"{way.name}/zeros")
-    return State(given.hidden or zero, (given.cell or zero) if layer.kind.cell else None)
+    return CellState(given.hidden or zero, (given.cell or zero) if layer.kind.cell else None)
 
 
-def _valid(writer: StepWriter, layer: Layer, lengths: ir.Value) -> ir.Value:
+def _valid(writer: StepWriter, layer: RecurrentLayer, lengths: ir.Value) -> ir.Value:
     """Return which samples have which step, `[T, B, 1]` bool."""
     steps = writer.op("Shape", layer.data, name="steps", start=0, end=1)
     none, scalar = writer.constant("none", np.asarray(0, np.int64)), writer.constant("scalar", np.zeros(0, np.int64))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.rewrites.recurrent.cells import State, Weights
-from quantpipe.graph.rewrites.recurrent.layer import Direction, Layer
+from quantpipe.graph.rewrites.recurrent.cells import CellState, Weights
+from quantpipe.graph.rewrites.recurrent.layer import Direction, RecurrentLayer
 from quantpipe.graph.rewrites.recurrent.writer import StepWriter
 from quantpipe.graph.rewrites.tools import take_place
 
@@ -22,10 +22,10 @@ class Run:
     """Hold what a direction gives: its hidden states in the order of the input, `[T, B, H]`, and its last state."""
 
     shown: ir.Value
-    last: State
+    last: CellState
 
 
-def gates_of(writer: StepWriter, layer: Layer, way: Direction, weights: Weights) -> ir.Value:
+def gates_of(writer: StepWriter, layer: RecurrentLayer, way: Direction, weights: Weights) -> ir.Value:
     """Write the product of the input with its weights, biases included, for all steps, `[T, B, G·H]`."""
     gates = writer.op("MatMul", layer.data, writer.constant(f"{way.name}/input", weights.input), name=f"{way.name}/x")
     gates.type = ir.TensorType(ir.DataType.FLOAT)
@@ -35,7 +35,7 @@ def gates_of(writer: StepWriter, layer: Layer, way: Direction, weights: Weights)
     return gates
 
 
-def first_state(writer: StepWriter, layer: Layer, way: Direction) -> State:
+def first_state(writer: StepWriter, layer: RecurrentLayer, way: Direction) -> CellState:
     """Write the state of a direction before its first step, `[1, B, H]` each; None where it is zero."""
 
     def begin(given: ir.Value | None, which: str) -> ir.Value | None:
@@ -43,10 +43,12 @@ def first_state(writer: StepWriter, layer: Layer, way: Direction) -> State:
             return None
         return writer.part(given, STEPS, way.place, way.place + 1, name=f"{way.name}/first_{which}")
 
-    return State(begin(layer.hidden, "hidden"), begin(layer.cell, "cell"))
+    return CellState(begin(layer.hidden, "hidden"), begin(layer.cell, "cell"))
 
 
-def masked(writer: StepWriter, valid: ir.Value, made: State, before: State, *, name: str) -> tuple[ir.Value, State]:
+def masked(
+    writer: StepWriter, valid: ir.Value, made: CellState, before: CellState, *, name: str
+) -> tuple[ir.Value, CellState]:
     """Write the shown state and the next state of samples that may have ended: zeros, and the previous state.
 
     `valid` (`[1, B, 1]` bool) are samples that have this step; `made` is the state of the step, and `before` the
@@ -59,7 +61,7 @@ def masked(writer: StepWriter, valid: ir.Value, made: State, before: State, *, n
 
     assert made.hidden is not None  # noqa: S101  (a step makes one)
     shown = of_valid(writer, valid, made.hidden, name=f"{name}/shown")
-    return shown, State(kept(made.hidden, before.hidden, "hidden"), kept(made.cell, before.cell, "cell"))
+    return shown, CellState(kept(made.hidden, before.hidden, "hidden"), kept(made.cell, before.cell, "cell"))
 
 
 def of_valid(writer: StepWriter, valid: ir.Value, value: ir.Value, *, name: str) -> ir.Value:
@@ -68,7 +70,7 @@ def of_valid(writer: StepWriter, valid: ir.Value, value: ir.Value, *, name: str)
     return writer.op("Where", valid, value, zero, name=f"{name}_if")
 
 
-def put_outputs(writer: StepWriter, layer: Layer, runs: Sequence[Run]) -> None:
+def put_outputs(writer: StepWriter, layer: RecurrentLayer, runs: Sequence[Run]) -> None:
     """Put what the directions give, in their order, where the outputs of the layer's node stood."""
     whole, hidden, cell = [*layer.node.outputs, None, None, None][:3]
     if _is_read(whole):

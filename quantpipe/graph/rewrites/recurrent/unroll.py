@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.rewrites.recurrent.cells import WRITERS, Step, weights_of
-from quantpipe.graph.rewrites.recurrent.layer import Direction, Layer, layer_of
+from quantpipe.graph.rewrites.recurrent.cells import WRITERS, CellStep, weights_of
+from quantpipe.graph.rewrites.recurrent.layer import Direction, RecurrentLayer, layer_of
 from quantpipe.graph.rewrites.recurrent.ports import STEPS, Run, first_state, gates_of, joined, masked, put_outputs
 from quantpipe.graph.rewrites.recurrent.writer import StepWriter
 
@@ -29,14 +29,16 @@ def unrolled(graph: ir.Graph, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
-def _run(writer: StepWriter, layer: Layer, way: Direction, steps: range, *, valid: list[ir.Value] | None) -> Run:
+def _run(
+    writer: StepWriter, layer: RecurrentLayer, way: Direction, steps: range, *, valid: list[ir.Value] | None
+) -> Run:
     weights = weights_of(layer, way)
     gates, state = gates_of(writer, layer, way, weights), first_state(writer, layer, way)
     shown: dict[int, ir.Value | None] = {}
     for number in steps[::-1] if way.reverse else steps:
         name = f"{way.name}/{number}"
         own = writer.part(gates, STEPS, number, number + 1, name=f"{name}/x")
-        made = WRITERS[layer.node.op_type](Step(writer, layer, way, weights, name), own, state)
+        made = WRITERS[layer.node.op_type](CellStep(writer, layer, way, weights, name), own, state)
         if valid is None:
             shown[number], state = made.hidden, made
         else:
@@ -45,7 +47,7 @@ def _run(writer: StepWriter, layer: Layer, way: Direction, steps: range, *, vali
     return Run(joined(writer, parts, STEPS, f"{way.name}/steps"), state)
 
 
-def _valid(writer: StepWriter, layer: Layer, steps: int) -> list[ir.Value] | None:
+def _valid(writer: StepWriter, layer: RecurrentLayer, steps: int) -> list[ir.Value] | None:
     """Return which samples have each step, `[1, B, 1]`; None if all samples have all steps."""
     if layer.lengths is None:
         return None
