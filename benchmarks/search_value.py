@@ -137,8 +137,8 @@ def main() -> None:
         f"{processor()}. quantpipe {quantpipe.__version__}, printed by `python benchmarks/search_value.py "
         f"--nets {given.nets} --devices {given.devices} --searches {given.searches}`.",
         "",
-        "`start` and `result`: loss on the search samples, before recovery. `held out`: loss on samples that no decision has "
-        "seen. `recovered`: after `recover=default`. `met`: whether the search alone meets the default objective.",
+        "`start`, `result`: loss on the search samples, before recovery. `held out`: loss on samples that no decision "
+        "has seen. `recovered`: after `recover=default`. `met`: whether the search alone meets the default objective.",
         "",
     ]
     for name in given.nets.split(","):
