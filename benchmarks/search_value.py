@@ -137,7 +137,7 @@ def main() -> None:
         f"{processor()}. quantpipe {quantpipe.__version__}, printed by `python benchmarks/search_value.py "
         f"--nets {given.nets} --devices {given.devices} --searches {given.searches}`.",
         "",
-        "`start` and `result`: loss on the search samples, before recovery. `held out`: loss on samples that no decision "
+        "`start`, `result`: loss on the search samples, before recovery. `held out`: loss on samples that no decision "
         "has seen. `recovered`: after `recover=default`. `met`: whether the search alone meets the default objective.",
         "",
     ]

@@ -51,8 +51,8 @@ def scale_groups(
 ) -> SolvedGroups:
     """Solve the same-scale constraints.
 
-    Where an op would tie two tensors of different pins, the pin of the result holds (or, when it has none, the one that
-    covers all operands), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
+    Where an op would tie two tensors of different pins, the pin of the result holds (without one, a pin that covers all
+    operands), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
 
     Args:
         graph: the graph.

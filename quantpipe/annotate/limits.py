@@ -19,7 +19,7 @@ from quantpipe.types.choice_key import ChoiceKind
 class ChoiceLimits:
     """Hold what a user takes away from the choice space.
 
-    Choices of ranges that have none of the named options are passed over where another choice has one.
+    Choices of ranges without the named options are passed over where another choice has one.
 
     `fix`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order; options
     that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay at

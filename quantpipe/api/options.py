@@ -145,14 +145,14 @@ def settings_for(
 
 
 def _replay(strategy: Any, trial: Any) -> dict[str, Any]:
-    """The configuration that realizes a stored strategy; nothing where none is named."""
+    """The configuration that realizes a stored strategy; empty without a strategy."""
     if strategy is None:
         if trial is not None:
             raise ConfigError("is given without strategy, the log that holds the candidate", where="trial")
         return {}
     if not isinstance(strategy, str | os.PathLike):
         raise ConfigError(
-            f"is a {type(strategy).__name__}; legal is the path of a strategy.json, or of a trials.jsonl beside trial",
+            f"is a {type(strategy).__name__}; legal is the path of a strategy.json, or of a trials.jsonl with trial",
             where="strategy",
         )
     path = str(Path(strategy).expanduser().absolute())

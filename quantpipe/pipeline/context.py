@@ -321,7 +321,7 @@ def range_offer(settings: Settings, estimator: Estimator, percents: Collection[s
 
 
 def _with_options_of(whole: ChoiceSpace, before: ChoiceSpace, after: ChoiceSpace) -> ChoiceSpace:
-    """The space before the user's limits, without the options that were left out of the one behind them."""
+    """The space before the user's limits, without the options that were left out of the limited space."""
     lost = {b.key: {*b.options} - {*a.options} for b, a in zip(before, after, strict=True) if b.options != a.options}
     return whole.with_options(
         [replace(c, options=tuple(o for o in c.options if o not in lost[c.key])) for c in whole if c.key in lost]
@@ -329,7 +329,7 @@ def _with_options_of(whole: ChoiceSpace, before: ChoiceSpace, after: ChoiceSpace
 
 
 def _with_whole(choice: Choice, *, first: bool) -> Choice:
-    """A choice of a range with the whole one in front of all others, or behind the estimated one."""
+    """A choice of a range with the whole range first, or directly after the estimated range."""
     others = tuple(option for option in choice.options if option not in (ESTIMATED, WHOLE))
     begin = (WHOLE, ESTIMATED) if first else (ESTIMATED, WHOLE)
     return replace(choice, options=(*begin, *others))

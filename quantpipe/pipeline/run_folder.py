@@ -202,7 +202,7 @@ class RunFolder:
             kept = {name: digest for name, digest in origin.inputs.items() if name not in free}
             same = {name: found.inputs[name] for name in free if name in found.inputs}
             origin = replace(origin, inputs={**kept, **same})
-        differing = origin.differences(found) if found is not None else ["the file carries no origin"]
+        differing = origin.differences(found) if found is not None else ["the file has no origin"]
         if differing:
             differing.sort(key=lambda text: ".name is " not in text)  # what it is called says more than its details
             whose = "run" if found is None or found.format == origin.format else "version of quantpipe"

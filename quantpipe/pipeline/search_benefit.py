@@ -114,7 +114,7 @@ def outcome(objective: Objective, start: Score, score: Score) -> str:
 def contributed(
     job: RunContext, point: Point, score: Score, *, objective: Objective, measure: Measure
 ) -> list[ContributionRow]:
-    """Return what each changed choice of a result contributed, the greatest gain first.
+    """Return what each changed choice of a result contributed, the largest gain first.
 
     Nothing is measured for a search that changed nothing, or that times its candidates.
     """

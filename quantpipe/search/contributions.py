@@ -39,7 +39,7 @@ def changed_choices(space: ChoiceSpace, point: Point) -> list[int]:
 def contributions(
     space: ChoiceSpace, point: Point, score: Score, measure: Callable[[Sequence[Point]], Iterable[Score]]
 ) -> list[Contribution]:
-    """Return what each changed choice contributed, the greatest gain of value first, then the greatest saving.
+    """Return what each changed choice contributed, the largest gain of value first, then the largest saving.
 
     Args:
         space: The choices.

@@ -1,7 +1,7 @@
 """What is better: an order over scores, in four forms.
 
-`least_cost_within_tolerance`, which `auto` comes to: the least loss while the value is not near enough to the float
-model's; then the least cost that keeps it near; of equal costs the least loss.
+`least_cost_within_tolerance`, which `auto` comes to: the lowest loss until the value is near the float model's. After
+that the lowest cost that keeps it near; of equal costs the lowest loss.
 `best_value_within_cost`: as good as possible while the cost stays under a limit.
 `weighted`: the greatest value - weight · cost / unit, the unit being the cost of the most precise point.
 `pareto`: all that nothing else beats in both; a rule picks one afterwards (`search/pareto.py`). Searches that need one

@@ -28,7 +28,7 @@ class OutputRow(TypedDict):
 
 
 class ContributionRow(TypedDict):
-    """What one changed choice contributed to the result of a search: the result beside it with the choice as it began.
+    """What one changed choice contributed: the result, compared with the result with this choice as it began.
 
     `gain`: how much value it gains, null where the result does not work without it; `saved`: how much cost.
     """

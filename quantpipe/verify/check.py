@@ -27,8 +27,8 @@ REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
 SHIFTS = ("shift", "left_shift")
 LONGEST_SHIFT, WIDEST = 1 << 12, 16
 EARLIER = (
-    "; the certificate is of an earlier version and does not name the graph's inputs and outputs, its opsets, and the "
-    "tensors and attributes of nodes in float: these were not compared; run the same command again to write them"
+    "; the certificate is of an earlier version. It does not name the graph's inputs and outputs, its opsets, and the "
+    "tensors and attributes of nodes in float, so these were not compared. Run the same command again to write them"
 )
 PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "kernels")
 

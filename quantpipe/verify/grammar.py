@@ -184,7 +184,7 @@ def _expect_attributes_once(node: onnx.NodeProto) -> None:
 
 
 def _expect_legal(node: onnx.NodeProto, held: onnx.AttributeProto, legal: Legal) -> None:
-    expect(held.name in legal, node.name, f"its attribute {held.name} is none that a form writes for {node.op_type}")
+    expect(held.name in legal, node.name, f"no form writes its attribute {held.name} for {node.op_type}")
     values = legal[held.name]
     if values is not None:
         found = onnx.helper.get_attribute_value(held)

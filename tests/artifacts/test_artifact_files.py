@@ -181,7 +181,7 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "strategy.json"
     path.write_text('{"version": "1.0"}')
     assert read_json(path) == {"version": "1.0"} and read_origin(path) is None
-    with pytest.raises(ArtifactError, match="carries no origin"):
+    with pytest.raises(ArtifactError, match="has no origin"):
         read_json(path, origin())
     with pytest.raises(ArtifactError, match="cannot be read \\(No such file"):
         read_json(tmp_path / "absent.json")

@@ -94,9 +94,10 @@ def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> No
     assert report["agreement"]["first_tensor"] is None
     assert report["calibrate"]["samples"] == 128
     assert (report["search"]["algorithm"], report["search"]["evaluations"]) == ("uniform", 1)
-    assert report["search"]["space_size"] == 1.0, "fewer bits bring this device nothing"
+    assert report["search"]["space_size"] > 1.0, "other ranges cost this device nothing"
+    assert report["search"]["device"]["left_out"]["options"] > 0, "fewer bits bring this device nothing"
     assert report["search"]["device"]["left_out"] == {"options": 4 * len(report["choices"]), "choices": 23}
-    assert "space of 1 points, cost cycles (objective.cost=auto: what ort_cpu pays)" in default_run.result.err
+    assert "points, cost cycles (objective.cost=auto: what ort_cpu pays)" in default_run.result.err
     assert report["model"]["mean_weight_bits"] == report["model"]["mean_activation_bits"] == 8
     assert (report["model"]["integer_nodes"], report["model"]["float_nodes"]) == (23, 0)
     assert report["model"]["realized_bytes"] < report["model"]["float_bytes"]

@@ -12,10 +12,14 @@ from quantpipe.realize.tflite.write import TfliteFile
 from quantpipe.types import QuantPlan
 
 ROUNDING = {
-    LiteRTKernels.REFERENCE: "LiteRT's reference kernels compute these integers; XNNPACK, LiteRT's default, rounds some "
-    "of them\nin another way.",
-    LiteRTKernels.XNNPACK: "XNNPACK, LiteRT's default, computes these integers; LiteRT's reference kernels round some of "
-    "them\nin another way.",
+    LiteRTKernels.REFERENCE: (
+        "LiteRT's reference kernels compute these integers; XNNPACK, LiteRT's default, rounds some of them\n"
+        "in another way."
+    ),
+    LiteRTKernels.XNNPACK: (
+        "XNNPACK, LiteRT's default, computes these integers; LiteRT's reference kernels round some of them\n"
+        "in another way."
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Choices that cost nothing (`Choice.free`: ranges): which of their options lose least, everything else as it stands.
+"""Choices that cost nothing (`Choice.free`: ranges): find the options with the lowest loss, all else unchanged.
 
 Two ways: one choice after the other, each improvement kept at once; or each option alone, then the best of all together
 and back again where that is too much. The second way needs about one evaluation per option.
@@ -67,8 +67,8 @@ def settled_together(
 ) -> tuple[Point, Score]:
     """Return the point with free choices at other options, found from what each option gains alone.
 
-    All that gain are taken together, then the half of them that gains most, and so on; from the best of these the
-    others are taken one at a time, the greatest gain first. Arguments and result are those of `settled`.
+    All options that gain are taken together, then the better half of them, and so on. From the best of these points
+    the others are taken one at a time, the largest gain first. Arguments and result are as in `settled`.
     """
     gains = _gains(space, evaluate, objective, point, score=score)
     taken, best = 0, (point, score)
@@ -90,7 +90,7 @@ def settled_together(
 def _gains(
     space: ChoiceSpace, evaluate: Evaluate, objective: Objective, point: Point, *, score: Score
 ) -> list[tuple[int, int]]:
-    """(choice, option) of the best option of each free choice that is better alone, the greatest gain first."""
+    """(choice, option) of the best option of each free choice that is better alone, the largest gain first."""
     asked = [(i, o) for i in free(space) for o in range(len(space.choices[i].options)) if o != point[i]]
     scores = evaluate([changed(point, i, o) for i, o in asked])
     best: dict[int, tuple[Score, int]] = {}
@@ -111,7 +111,7 @@ def _halves(count: int) -> list[int]:
 
 
 def _worth_a_pass(before: Score, after: Score, objective: Objective) -> bool:
-    """Whether a pass mended so much of the loss that another one may mend more."""
+    """Whether a pass removed so much of the loss that another one may remove more."""
     lost = objective.reference_value - before.value
     if math.isnan(lost) or lost <= 0:
         return after.value > before.value or math.isnan(lost)

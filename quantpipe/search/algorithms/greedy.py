@@ -41,7 +41,7 @@ class Greedy:
     probe of such a choice came out better (scales per channel may): then the best of its options is taken before the
     walk. Within a tolerance that the most precise point misses, choices whose probe gained something for a cost (a
     layer in float) are taken first, until it is met. Choices that cost nothing (ranges) are settled before the walk
-    where the tolerance is missed, and behind it; the walk goes on as long as that leaves room.
+    where the tolerance is missed, and after it; the walk goes on as long as that leaves room.
     """
 
     order: Order = Order.SENSITIVITY
@@ -89,7 +89,7 @@ class Greedy:
         point: Point,
         score: Score,
     ) -> tuple[Point, Score]:
-        """Return the point with choices lowered in turns, those included that save only behind others."""
+        """Return the point with choices lowered in turns, those included that save only after others."""
         turns = deque(order)
         idle = [i for i, c in enumerate(space) if c.graded and i not in turns]
         while True:

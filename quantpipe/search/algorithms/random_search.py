@@ -16,8 +16,8 @@ from quantpipe.types import ChoiceSpace
 class RandomSearch:
     """The most precise point, then independent uniform points, `batch` at a time.
 
-    Of choices that cost nothing (ranges) each point departs from the first option in a share of its own, few more often
-    than many: with all of them drawn, no point would be near the estimated ranges.
+    Of choices that cost nothing (ranges) each point draws a share of its own, small shares more often. With all of
+    them drawn, no point would be near the estimated ranges.
 
     It ends when the whole space is seen; in any larger space the budget ends it.
     """
