@@ -13,7 +13,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
@@ -176,11 +177,33 @@ def _logged(config: DictConfig, hydra_config: HydraConf) -> None:
         raise
 
 
+@contextmanager
+def _no_other_end() -> Iterator[None]:
+    """Let no code of the user's (a data set, a metric, a plug-in) end the program by an exception that is no error."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise QuantpipeError(
+            f"code that the configuration names has raised {type(error).__name__}({brief(error)}); legal is to return "
+            "a value, or to raise an Exception"
+        ) from error
+
+
 def _job(config: DictConfig, hydra_config: HydraConf) -> None:
-    settings = build_settings(config, hydra_config)
-    if settings.command in COMMANDS:
-        _leave(COMMANDS[settings.command](settings), hydra_config)
-        return
+    with _no_other_end():
+        settings = build_settings(config, hydra_config)
+        code = COMMANDS[settings.command](settings) if settings.command in COMMANDS else None
+    if code is None:
+        with _no_other_end():
+            _run(settings)
+    else:
+        _leave(code, hydra_config)
+
+
+def _run(settings: Settings) -> None:
+    """The stages, and what they came to."""
     console = RichConsole(settings.verbosity)
     console.announce(f"run folder {settings.folder}")
     tracker = settings.tracker

@@ -146,7 +146,9 @@ def _walk(found: Any, name: str, path: Sequence[str], key: str, *, allowed: Sequ
     for part in path:
         try:
             found = getattr(found, part)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module or a class may have a __getattr__ of its own
             raise _not_imported(f"{name}.{part}", error, key) from error
         name = f"{name}.{part}"
         leads = callable(found) or isinstance(found, ModuleType)
@@ -163,7 +165,9 @@ def _walk(found: Any, name: str, path: Sequence[str], key: str, *, allowed: Sequ
 def _imported(module: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:  # the module is the user's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the module is the user's own code, and may raise SystemExit
         raise _not_imported(module, error, key) from error
 
 
@@ -173,13 +177,15 @@ def _module_below(found: Any, part: str, name: str, key: str) -> ModuleType | No
         return None
     try:
         return importlib.import_module(name)
-    except Exception as error:  # the module is the user's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the module is the user's own code, and may raise SystemExit
         if not isinstance(error, ModuleNotFoundError) or error.name != name:
             raise _not_imported(name, error, key) from error
         return None
 
 
-def _not_imported(target: str, error: Exception, key: str) -> ConfigError:
+def _not_imported(target: str, error: BaseException, key: str) -> ConfigError:
     return ConfigError(
         f"{target!r} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", where=key
     )

@@ -1,7 +1,7 @@
-"""Write down the part of a realized model that computes real numbers, and what the file holds around its kernels.
+"""Describe the part of a realized model that computes floats, and what the file holds around its kernels.
 
-certificate.json names each node in float with its op, its tensors and attributes, the constants that such nodes read,
-the inputs and outputs of the graph, the opsets and the functions that the file defines. The checker accepts no other.
+certificate.json names each node in float with its op, tensors and attributes, and the constants that such nodes read.
+It names the graph's inputs and outputs, the opsets and the functions of the file. The checker accepts no other.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _graph(graph: onnx.GraphProto) -> dict[str, Any]:
 
 
 def _node(node: onnx.NodeProto) -> list[Any]:
-    """A node of a body or a function, where attributes may refer to those of the function."""
+    """A node of a body or a function, where attributes may refer to attributes of the function."""
     attributes = {a.name: {"of": a.ref_attr_name} if a.ref_attr_name else _attribute(a) for a in node.attribute}
     return [node.op_type, node.domain, list(node.input), list(node.output), attributes]
 

@@ -59,14 +59,16 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def called(function: Callable[..., Any], where: str, key: str, *arguments: Any, **named: Any) -> Any:
-    """Return the function's value; DataError where it raises."""
+    """Return the function's value; DataError where it raises, SystemExit included."""
     try:
         return function(*arguments, **named)
-    except Exception as error:  # it is the user's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it is the user's own code
         raise DataError(
             f"{key}={name_of(function)} failed: {type(error).__name__}: {_short(error)}", stage="data", where=where
         ) from error
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]

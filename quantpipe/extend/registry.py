@@ -183,7 +183,9 @@ def _imported(package: str, source: str) -> Any:
         found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # the package is the user's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the package is the user's own code, and may raise SystemExit
         raise refused(package, f"{source} cannot be imported: {type(error).__name__}: {brief(error)}") from error
     return found
 

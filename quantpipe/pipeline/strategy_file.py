@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.variants import Topologies
 from quantpipe.errors import ArtifactError, ConfigError, nearest
+from quantpipe.pipeline.typed_json import misfit
 from quantpipe.types import (
     HardwareSpec,
     Range,
@@ -127,6 +128,12 @@ def results_of(payload: Mapping[str, Any], where: str) -> tuple[SearchReport, li
             stage="strategy",
             where=where,
         )
+    for part, value, hint in (("search", search, SearchReport), ("rectified", rectified, list[RectifiedRow]),
+                              ("recover", recovery, RecoveryRecord)):  # fmt: skip
+        wrong = misfit(value, hint, f"results.{part}")
+        if wrong is not None:
+            what = f"its record of the search is damaged: {wrong}, which is of another type"
+            raise ArtifactError(what, stage="strategy", where=where)
     # What another version wrote may lack keys: whoever reads the search of a replay asks with `get`.
     return cast("SearchReport", search), rectified, cast("RecoveryRecord", recovery)
 

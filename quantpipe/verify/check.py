@@ -38,7 +38,7 @@ class Verdict:
     """State whether a run folder is as its certificate claims.
 
     `wrong`: the first thing that is not, or None. `proved` of `kernels` hold for all inputs. `complete`: the
-    certificate names nodes in float, inputs and outputs, as those of earlier versions do not.
+    certificate names nodes in float, inputs and outputs; earlier versions did not.
     """
 
     wrong: str | None

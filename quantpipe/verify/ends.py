@@ -23,7 +23,7 @@ def check_ends(numbers: ClaimedNumbers, floats: set[str], *, tied: bool) -> None
     Args:
         numbers: what plan.json and the certificate say.
         floats: names of nodes that belong to no kernel.
-        tied: a real tensor has the name that it has in the certificate; earlier versions do not say so.
+        tied: a real tensor has the name that it has in the certificate; earlier versions do not claim it.
     """
     for tensor in numbers.plan["quantizers"]:
         _named(numbers, tensor)

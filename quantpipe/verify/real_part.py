@@ -1,4 +1,4 @@
-"""The part of a model that computes real numbers: it is the part that was written, and no result of it is claimed.
+"""The part of a model that computes floats: it is the part that was written, and no result of it is claimed.
 
 Each node in float has the op, the tensors, the attributes and the constants that certificate.json names, and the graph
 has the inputs and outputs named there, in their order.
@@ -22,7 +22,7 @@ OF_NODES = ("op_type", "domain", "inputs", "outputs", "attributes")
 
 
 def states_real_part(certificate: Mapping[str, Any]) -> bool:
-    """Return whether a certificate names what is in float, and inputs and outputs; those of earlier versions do not.
+    """Return whether a certificate names what is in float, and inputs and outputs; certificates of earlier versions do not.
 
     Raises:
         Wrong: for a certificate with some of these keys.
@@ -92,7 +92,7 @@ def _described(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _attribute(held: onnx.AttributeProto) -> Any:
-    """An attribute, or the name of the function's attribute that it refers to."""
+    """An attribute, or the name of the attribute of the function that it refers to."""
     return {"of": held.ref_attr_name} if held.ref_attr_name else _plain(onnx.helper.get_attribute_value(held))
 
 

@@ -7,6 +7,8 @@ them. What it gives is read once and kept in a temporary file, so an iterable th
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,6 +29,10 @@ from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 
 KEY = "dataset.target"
+TOLD_SECONDS = 10.0
+"""Between two lines about samples that go on coming where no limit is set."""
+
+log = logging.getLogger(__name__)
 
 
 class IterableSource:
@@ -46,7 +52,11 @@ class IterableSource:
         self._labelled: bool | None = None
         labels: list[int] = []
         sequences: list[int] = []
+        told = time.monotonic()
         for number, item in enumerate(islice(_each(items, where), limit)):
+            if limit is None and time.monotonic() - told > TOLD_SECONDS:
+                told = time.monotonic()
+                log.warning("%s has given %d samples and goes on; dataset.limit=N ends it after N", where, number)
             try:
                 if isinstance(item, DataError):
                     raise item
@@ -150,7 +160,9 @@ def _each(items: Any, where: str) -> Iterator[Any]:
             item = next(found)
         except StopIteration:
             return
-        except Exception as error:  # the user's own code; a generator is over after it
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's own code, SystemExit included; a generator is over after it
             raise DataError(
                 f"failed at sample {number}: {type(error).__name__}: {' '.join(str(error).split())[:200]}. A data set "
                 "with __len__ and __getitem__ can continue after a broken sample (dataset.on_error=skip); a generator "

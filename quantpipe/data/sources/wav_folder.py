@@ -27,6 +27,8 @@ from quantpipe.errors import ConfigError, DataError, brief
 from quantpipe.types import TensorInfo
 
 SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".aif", ".aiff", ".mp3"})
+MOST_VALUES = 1 << 26
+"""Of one sample, a rate or a step: 256 MB of float32 each."""
 CHANNELS = ("mono", "first", "all")
 KEY = "dataset.feature"
 
@@ -51,6 +53,8 @@ class Waveform:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{value!r} must be null or an integer above 0.", where=f"dataset.{name}")
+            if value is not None and value > MOST_VALUES:
+                raise ConfigError(f"{value} is beyond the legal {MOST_VALUES}.", where=f"dataset.{name}")
         for name in ("resample", "pad"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{getattr(self, name)!r} is not true or false.", where=f"dataset.{name}")
