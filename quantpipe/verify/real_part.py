@@ -22,7 +22,7 @@ OF_NODES = ("op_type", "domain", "inputs", "outputs", "attributes")
 
 
 def states_real_part(certificate: Mapping[str, Any]) -> bool:
-    """Return whether a certificate names what is in float, and inputs and outputs; certificates of earlier versions do not.
+    """Return whether a certificate names nodes in float, inputs and outputs; those of earlier versions do not.
 
     Raises:
         Wrong: for a certificate with some of these keys.
