@@ -201,7 +201,7 @@ def _looking_up(model: Model, tables: Mapping[str, Any]) -> set[str]:
 
 
 def _all_seen(model: Model, floats: set[str]) -> None:
-    """Check that every node belongs to a kernel, to a way in or out, or to what is said to stay in float.
+    """Check that every node belongs to a kernel, to a way in or out, or to the nodes in float.
 
     Every number that such nodes read must have been compared.
     """

@@ -1,4 +1,4 @@
-"""The files of a run folder as they lie there: JSON, the model, its external data, and the digests of all of them."""
+"""The files of a run folder as stored: JSON, the model, its external data, and the digests of all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 
 class Wrong(Exception):
-    """The first thing that is not as the certificate says: a place, and what is found there."""
+    """The first thing that is not as the certificate claims: a place, and what is found there."""
 
     def __init__(self, where: str, found: str) -> None:
         super().__init__(f"{where}: {found}")
@@ -84,7 +84,7 @@ class Folder:
         expect(origin.get("digest") == same, name, "it was made from other inputs than plan.json")
 
     def tensor(self, proto: onnx.TensorProto) -> Array:
-        """Return the elements of an initializer, from the model or from the data file beside it."""
+        """Return the elements of an initializer, from the model or from the data file next to it."""
         array = self.elements(proto)
         return array if array.dtype.kind in "iufb" else np.asarray(array).astype(np.int8)  # packed 4-bit integers
 

@@ -1,7 +1,7 @@
 """The part of a model that computes floats: it is the part that was written, and no result of it is claimed.
 
-Each node in float has the op, the tensors, the attributes and the constants that certificate.json names, and the graph
-has the inputs and outputs named there, in their order.
+Each node in float has the op, tensors, attributes and constants that certificate.json names. The graph has the inputs
+and outputs named there, in their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_NODES = ("op_type", "domain", "inputs", "outputs", "attributes")
 
 
 def states_real_part(certificate: Mapping[str, Any]) -> bool:
-    """Return whether a certificate names nodes in float, inputs and outputs; those of earlier versions do not.
+    """Return whether a certificate names nodes in float, inputs and outputs; earlier versions did not.
 
     Raises:
         Wrong: for a certificate with some of these keys.
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
     """An attribute as certificate.json has it: of a tensor or a graph, the digest."""
     if isinstance(value, onnx.TensorProto):
         inside = value.data_location != onnx.TensorProto.EXTERNAL
-        expect(inside, value.name or "an attribute", "its data are in a file, but no form writes attributes to files")
+        expect(inside, value.name or "an attribute", "its data lie in a file, which no form writes of attributes")
         return _digest(onnx.numpy_helper.to_array(value))
     if isinstance(value, onnx.GraphProto):
         return canonical(_graph(value))
