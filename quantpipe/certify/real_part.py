@@ -71,7 +71,7 @@ def described(node: ir.Node) -> dict[str, Any]:
 def _is_beside(node: ir.Node, heads: tuple[str, ...]) -> bool:
     """Whether a node belongs to a look-up of rows, stores the first state of a loop, or casts for nodes in float16."""
     name = node.name or ""
-    cast = node.op_type == "Cast" and name.endswith((f"/{TO_HALF}", f"/{TO_SINGLE}"))
+    cast = name.endswith((f"/{TO_HALF}", f"/{TO_SINGLE}"))
     return cast or bool(heads and name.startswith(heads))
 
 

@@ -1,8 +1,8 @@
 """Verify: a checker of certificates that shares no code with what makes them.
 
-It reads certificate.json, plan.json and the model file as they lie in a run folder, and recomputes every claim:
-digests, bounds from the integer weights, multipliers from scales, every step of every requantization, every entry of
-every table. It needs NumPy and the ONNX file format, no runtime, and nothing of quantpipe's planner, simulator or
+It reads certificate.json, plan.json and the model file of a run folder, and recomputes every claim. Claims are digests,
+bounds from the integer weights, multipliers from scales, every step of each requantization, every entry of each table.
+It needs NumPy and the ONNX file format, no runtime, and nothing of quantpipe's planner, simulator or
 realizer.
 """
 

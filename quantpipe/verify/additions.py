@@ -259,10 +259,10 @@ class Addition(Written):
 
 
 def rounded(values: Array, rounding: str) -> Array:
-    """Return real numbers as integers, rounded as an addition in float32 is.
+    """Return floats as integers, rounded as an addition in float32 is.
 
     Args:
-        values: real numbers of any shape.
+        values: floats of any shape.
         rounding: `half_even` or `floor`.
 
     Returns:

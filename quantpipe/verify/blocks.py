@@ -40,10 +40,10 @@ def expect_blocks(entry: Mapping[str, Any], weight: NDArray[Any], name: str) -> 
 
 
 def expect_codes(ends: Any, bits: int, name: str) -> None:
-    """Check that the ends of codes are those of a number of bits: of signed ones, the least left out or not.
+    """Check that the ends of codes are those of a number of bits: of signed ones, the smallest left out or not.
 
     Args:
-        ends: the least and the greatest code.
+        ends: the minimum and maximum code.
         bits: how many bits a code has.
         name: the weight, as errors name it.
 

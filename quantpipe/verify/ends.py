@@ -1,4 +1,4 @@
-"""The ways in and out of the integer part: what is quantized from real numbers, and what is given back as such."""
+"""The ways in and out of the integer part: what is quantized from floats, and what is given back as such."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _captured(node: onnx.NodeProto) -> list[str]:
 def _exit(numbers: ClaimedNumbers, value: str) -> str:
     """Check the real values of one stored tensor, (q - z) · s, or of an accumulator, times its scale; return its name.
 
-    A fused kernel that gives real numbers is checked with its kernel.
+    A fused kernel that gives floats is checked with its kernel.
     """
     model = numbers.model
     names = {str(v): str(t) for t, v in numbers.certificate["values"].items()}

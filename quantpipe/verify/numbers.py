@@ -68,7 +68,7 @@ class ClaimedNumbers:
         return self.codes(tensor).astype(np.int64) - int(self.quantizer(tensor)["zero_point"])
 
     def peak(self, tensor: str, form: str = "quantized") -> int:
-        """Return the greatest |q - z| of a stored tensor, or the greatest magnitude of an accumulator."""
+        """Return the largest |q - z| of a stored tensor, or the largest magnitude of an accumulator."""
         if form == "raw":
             if tensor not in self.raw:
                 raise Wrong("plan.json", f"no bound of the accumulator {tensor} is known")
@@ -90,7 +90,7 @@ def storage(name: str) -> np.dtype[Any]:
 
 
 def limits(name: str) -> tuple[int, int]:
-    """Return the least and greatest integer of a type of plan.json."""
+    """Return the minimum and maximum integer of a type of plan.json."""
     bits = int("".join(c for c in name if c.isdigit()) or "0")
     expect(4 <= bits <= 64, "plan.json", f"{name} is no integer type")
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
@@ -151,7 +151,7 @@ def along(values: Array, axis: int | None, rank: int) -> Array:
 
 
 def reach(weight: Array, channel_axis: int, peak: int) -> Ints:
-    """Return the greatest |sum of products| of each output channel, for any input.
+    """Return the largest |sum of products| of each output channel, for any input.
 
     Args:
         weight: integers less their zero points.

@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
     """An attribute as certificate.json has it: of a tensor or a graph, the digest."""
     if isinstance(value, onnx.TensorProto):
         inside = value.data_location != onnx.TensorProto.EXTERNAL
-        expect(inside, value.name or "an attribute", "its data lie in a file, which no form writes of attributes")
+        expect(inside, value.name or "an attribute", "its data are in a file, and no form writes attributes to files")
         return _digest(onnx.numpy_helper.to_array(value))
     if isinstance(value, onnx.GraphProto):
         return canonical(_graph(value))

@@ -1,6 +1,6 @@
-"""Compare step functions of whole numbers that never fall.
+"""Compare step functions of integers that never fall.
 
-Such a function is known by its steps: the least argument of each value. Two are equal everywhere where they are equal
+Such a function is known by its steps: the smallest argument of each value. Two are equal everywhere where they are equal
 on both sides of each step and at both ends.
 """
 
@@ -31,7 +31,7 @@ BY_CHANNEL = ("multiplier", "q31", "left_shift")
 
 
 def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDArray[np.float64]) -> Ints:
-    """Return the least argument in [low, high] at which a rising function reaches each level.
+    """Return the smallest argument in [low, high] at which a rising function reaches each level.
 
     Args:
         function: the function, of arguments `[C, K]`.
@@ -108,7 +108,7 @@ class ClaimedNarrowing:
 
     @cached_property
     def steps(self) -> Ints:
-        """Return the least accumulator of each level, `[C, K]`."""
+        """Return the smallest accumulator of each level, `[C, K]`."""
         return steps(self.specified, self.levels, self.low, self.high, near=self._near)
 
     @cached_property

@@ -31,7 +31,9 @@ def test_the_file_builds_an_estimator(file: Path) -> None:
     assert 0 < estimator(stats_of(samples("normal")), 8, TensorSchema()).threshold < 10
     assert len(weight_ranges(np.eye(3), 0, 8, TensorSchema(), method=conf.weights.method)) == 3
     # Every option has its line of explanation.
-    assert all("#" in line for line in file.read_text().splitlines() if not line.endswith(":"))
+    lines = file.read_text().splitlines()
+    pairs = zip(["", *lines], lines, strict=False)
+    assert all("#" in line or before.lstrip().startswith("#") for before, line in pairs if not line.endswith(":"))
 
 
 def test_calibration_imports_no_heavy_package() -> None:

@@ -88,7 +88,7 @@ def test_asymmetric_sixteen_bits() -> None:
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_forms_without_sixteen_bit_kernels_say_so(form: str) -> None:
     made = line(graph_of("conv_chain"), "mixed_npu")
-    with pytest.raises(HardwareError, match=r"it stores int16; onnxruntime has no 16-bit integer kernels"):
+    with pytest.raises(HardwareError, match=r"it stores int16. onnxruntime has no 16-bit integer kernels"):
         made.realize(made.plan(16), form)
 
 

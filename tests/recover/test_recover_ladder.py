@@ -143,7 +143,7 @@ def test_steps_take_parameters() -> None:
         ({"steps": [{"name": "equalize", "iteration": 3}]}, "recover.steps", "iterations"),
         ({"steps": [{"name": "equalize", 1: 2}]}, "recover.steps", "iterations"),
         ({"steps": [{"name": "equalize", "iterations": 0}]}, "recover.steps", "1 and above"),
-        ({"steps": [{"name": "equalize", "iterations": 2.5}]}, "recover.steps", "whole"),
+        ({"steps": [{"name": "equalize", "iterations": 2.5}]}, "recover.steps", "integers"),
         ({"steps": [{"name": "equalize", "factors": "rael"}]}, "recover.steps", "real"),
         ({"steps": [{"name": "equalize", "margin": 1.0}]}, "recover.steps", "less than 1"),
         ({"steps": [{"name": "absorb", "by_channel": 1}]}, "recover.steps", "true and false"),

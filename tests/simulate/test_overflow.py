@@ -97,7 +97,7 @@ def test_stored_results_overflow_before_they_are_narrowed(overflow: str) -> None
 
 def test_a_device_that_never_overflows_refuses_the_plan() -> None:
     made = with_signs(residual(), int16("never"))
-    with pytest.raises(HardwareError, match=r"front: its sums may reach \d+, the int16 accumulator holds 32767"):
+    with pytest.raises(HardwareError, match=r"front: its sums may reach \d+, and the int16 accumulator holds 32767"):
         made.plan(8)
     assert made.plan((3,)).kernels["front"].limit is None
 
@@ -173,7 +173,7 @@ def test_a_wrap_at_another_bit_is_found(tmp_path: Path) -> None:
 
 def test_plans_respect_the_width_they_may_not_leave() -> None:
     made = with_signs(residual(), hardware("hago_int16_acc", accumulator={"bits": 18, "overflow": "never"}))
-    with pytest.raises(HardwareError, match=r"front: its sums may reach \d+, the int18 accumulator holds 131071"):
+    with pytest.raises(HardwareError, match=r"front: its sums may reach \d+, and the int18 accumulator holds 131071"):
         made.plan(8)
     plan = made.plan(5)
     assert all(getattr(k, "limit", None) is None and getattr(k, "bound", 0) <= 131071 for k in plan.kernels.values())

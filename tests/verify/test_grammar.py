@@ -175,7 +175,7 @@ STRUCTURES: dict[Forgery, str] = {
     described: "the key 'author'",
     other_opset: "its opsets are",
     unknown_field: "a field that the ONNX format does not define",
-    attribute_added: "its attribute turbo is none that a form writes",
+    attribute_added: "no form writes its attribute turbo",
     attribute_twice: "it has an attribute twice",
 }
 
@@ -352,7 +352,7 @@ REAL: dict[Forgery, str] = {
     output_removed: "its outputs are",
     outputs_reordered: "its outputs are",
     outputs_exchanged: "",
-    entry_rewired: "it is quantized from the real tensor",
+    entry_rewired: "it is quantized from the float tensor",
     input_rewired: "norm: its inputs",
     axis_changed: "norm: its attributes",
     attribute_of_float_removed: "front: its attributes",
