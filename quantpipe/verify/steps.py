@@ -1,6 +1,6 @@
 """Compare step functions of integers that never fall.
 
-Such a function is known by its steps: the smallest argument of each value. Two are equal everywhere where they are equal
+Such a function is known by its steps: the smallest argument of each value. Two are equal everywhere if they are equal
 on both sides of each step and at both ends.
 """
 
