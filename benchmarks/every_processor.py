@@ -125,9 +125,8 @@ def main() -> None:
         seven.append(float(row["7 bits"]) - float(row["vnni"]))
         cells = [f"{row[k]:.2f}" if isinstance(row.get(k), float) else str(row.get(k, "")) for k in keys]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
-    print(
-        f"\nMean of {len(gaps)} models, in dB compared with exact sums: any {mean(gaps):+.2f}, 7 bits {mean(seven):+.2f}."
-    )
+    print(f"\nMean of {len(gaps)} models, in dB compared with exact sums: ", end="")
+    print(f"any {mean(gaps):+.2f}, 7 bits {mean(seven):+.2f}.")
 
 
 if __name__ == "__main__":
