@@ -70,7 +70,7 @@ ORACLES: dict[str, Callable[[float, float], float]] = {
 }
 """Each function in double precision, with the constants of its case; `c` is its constant operand."""
 
-JUMPS = {f"function_{op}" for op in ("sign", "floor", "ceil", "round")}
+JUMPS = {f"function_{op}" for op in ("sign", "floor", "ceil", "round", "thresholdedrelu")}
 """Functions that jump: rounding their input moves values near a jump to its other side, by a whole step."""
 
 FLIPS = {("gather_table", "hago_sample")}
