@@ -27,7 +27,7 @@ def lacking(kind: str) -> str | None:
     return None
 
 
-def run(kind: str, *arguments: str, timeout: float = 1200, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(kind: str, *arguments: str, timeout: float = 1700, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python with some arguments on an emulated processor: this environment's, or NumPy and onnxruntime on Arm."""
     interpreter = [sys.executable] if kind == "haswell" else []
     command = ["bash", str(SCRIPT), kind, *interpreter, *arguments]

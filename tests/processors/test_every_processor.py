@@ -102,6 +102,7 @@ def test_pairs_that_saturate_are_found_without_vnni(counts: tuple[str, dict[str,
     assert all(differing) == (kind == "haswell") and any(differing) == (kind == "haswell")
 
 
+@pytest.mark.timeout(1800)  # emulated code is 10 to 30 times slower
 @pytest.mark.skipif(pairs_saturate(), reason="this machine is of that kind itself")
 def test_a_slice_of_the_tests_passes_without_vnni() -> None:
     if (reason := emulated.lacking("haswell")) is not None:
