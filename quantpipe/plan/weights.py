@@ -27,12 +27,13 @@ def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
     """
     tensor = kernel.weight or ""
     thresholds = np.asarray(builder.strategy.weights[tensor], np.float64)
-    weight = builder.weights.get(tensor) or builder.make_weight(tensor, builder.strategy.bits[tensor], thresholds)
+    own = builder.make_weight(tensor, builder.strategy.bits[tensor], thresholds)
+    weight = builder.weights.get(tensor) or own  # of tied weights, as an earlier kernel needed it
     if tensor in builder.overrides.weights:
         given = builder.overrides.weights[tensor]
-        values = beside(given.values.astype(weight.values.dtype, copy=False), weight.values)
-        same = values is given.values and given.dtype is weight.dtype
-        weight = given if same else replace(given, values=values, dtype=weight.dtype)
+        values = beside(given.values.astype(own.values.dtype, copy=False), own.values)
+        same = values is given.values and given.dtype is own.dtype
+        weight = given if same else replace(given, values=values, dtype=own.dtype)
     elif kernel.bias is not None:
         data = builder.quantizers[kernel.operands[0].tensor]
         bias = np.abs(builder.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
@@ -44,7 +45,8 @@ def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
         if weight.scale.ndim == 0:
             needed = np.asarray(needed.max())
         if np.any(needed > weight.scale):
-            weight = _raise_scale(builder, kernel, weight, thresholds, needed=needed)
+            needed = np.where(weight.scale > own.scale, np.maximum(needed, weight.scale), needed)
+            weight = _raise_scale(builder, kernel, own, thresholds, needed=needed)
     builder.weights[tensor] = pair_safe(builder, kernel, weight)
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
 from quantpipe.lowering.products import _fitting
+from quantpipe.plan import Overrides
 from quantpipe.plan.bounds import bias_room
-from quantpipe.types import Accumulate, Average, Form, Move, Range, Strategy, Sum
+from quantpipe.types import Accumulate, Average, DType, Form, Move, Range, Strategy, Sum
 from tests.ops.line import Line, Net, hardware, line
 from tests.ops.test_every_op import line_of
 
@@ -168,6 +169,39 @@ def test_tied_weights_share_one_raised_scale() -> None:
         np.testing.assert_array_equal(kernel.acc_scale, x.scale * plan.weights["shared"].scale)
     for backend in ("qdq", "integer"):
         assert made.agree(plan, backend).differing == 0
+
+
+@pytest.mark.parametrize("isa", ["any", "vnni"])
+@pytest.mark.parametrize("biases", [(3e4, 6e4), (6e4, 3e4), (0.0, 3e4)])
+def test_tied_weights_have_room_for_both_biases(biases: tuple[float, float], isa: str) -> None:
+    """Each kernel may raise the scale, and pairs of products may: the last one keeps what the others needed."""
+    net = Net(seed=1)
+    shared = net.floats(3, 3, 3, 3, name="shared")
+    x = net.input(None, 3, 6, 6)
+    for node, bias in zip(("first", "second"), biases, strict=True):
+        x = net.node("Conv", x, shared, net.constant(F([bias, 1.0, -2.0])), kernel_shape=[3, 3], name=node)
+    net.output(x)
+    made = line(net, hardware("ort_cpu", isa=isa))
+    plan = made.plan()
+    for node, bias in zip(("first", "second"), biases, strict=True):
+        kernel = plan.kernels[node]
+        assert abs(float(kernel.bias[0]) - bias / float(kernel.acc_scale[0])) <= 1 and abs(kernel.bias[0]) <= 1 << 22
+    assert made.agree(plan, "qdq").differing == 0
+
+
+def test_tied_weights_that_recovery_chose_keep_their_integers() -> None:
+    """As uint8 about 128 for one kernel, they are the same numbers for the next one."""
+    net = Net(seed=2)
+    shared = net.floats(4, 4, name="shared")
+    net.output(net.node("MatMul", net.node("Relu", net.node("MatMul", net.input(None, 4), shared)), shared))
+    made = line(net, hardware("ort_cpu"))
+    strategy = made.strategy()
+    own = made.planner.weight("shared", 8, strategy.weights["shared"])
+    chosen = replace(own, values=np.where(np.arange(16).reshape(4, 4) % 2, 127, -127).astype(np.int8).T.copy())
+    plan = made.planner.plan(strategy, Overrides({"shared": chosen}, {}))
+    assert plan.weights["shared"].dtype is DType.UINT8
+    np.testing.assert_array_equal(plan.weights["shared"].centred(), chosen.values)
+    assert made.agree(plan, "qdq").differing == 0
 
 
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta"])
