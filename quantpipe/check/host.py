@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from quantpipe.graph.view import Graph
 from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs
-from quantpipe.types import HardwareSpec, QuantPlan, Topology
+from quantpipe.types import HardwareSpec, Isa, QuantPlan, Topology
 
 
 def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec) -> str | None:
     """Return a sentence where kernels of a model for onnxruntime's CPUs would saturate on some of them; else None."""
     nodes = kernels_with_wide_pairs(graph, topology, plan) if spec.runs_here else []
     if not nodes:
-        return _stored_unsigned(plan)
+        return _stored_unsigned(plan) if spec.isa is Isa.ANY else None
     more = len(nodes) - 1
     first = nodes[0] + (f" and {more} other{'s' if more > 1 else ''}" if more else "")
     return (
@@ -27,12 +27,12 @@ def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: Hardwa
 
 def _stored_unsigned(plan: QuantPlan) -> str | None:
     """Name the kernels whose given integers are exact everywhere as uint8 only, and the price of that."""
-    rows = [row for row in plan.raised if row["reason"] == UNSIGNED]
+    rows = [row for row in plan.raised if row["reason"].endswith(UNSIGNED)]
     if not rows:
         return None
     channels = sum(row["channels"] for row in rows)
     return (
-        f"the given int8 weights of {rows[0]['node']}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''} would "
+        f"int8 weights of {rows[0]['node']}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''} would "
         f"saturate in int16 on x86 processors without VNNI ({channels} channels). They are stored as uint8 with zero "
         "point 128: the same integers everywhere, in slower kernels. To keep int8, use hardware.isa=vnni. To let "
         "quantpipe choose weights that do not saturate, use import.keep=scales"

@@ -11,7 +11,6 @@ from quantpipe.plan.pair_safe import UNSIGNED, rounded_pairs
 from quantpipe.plan.pairs import (
     kernel_order,
     kernels_with_wide_pairs,
-    needs_exact_kernels,
     pair_limit,
     saturating_channels,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "Problem",
     "kernel_order",
     "kernels_with_wide_pairs",
-    "needs_exact_kernels",
     "pair_limit",
     "rounded_pairs",
     "saturating_channels",

@@ -11,6 +11,7 @@ never negative; the weights next to a tie are rounded such that it is small.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,16 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.graph.external_weights import file_array, is_mapped
+from quantpipe.graph.rewrites.unsigned import SIGN
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.pairs import BLOCK, kernel_order, largest_pair, needs_wide_pairs, saturating_channels
+from quantpipe.plan.pairs import (
+    BLOCK,
+    channel_sums,
+    kernel_order,
+    largest_pair,
+    needs_wide_pairs,
+    saturating_channels,
+)
 from quantpipe.types import DType, Isa, Kernel, PowerOfTwo, Quantizer, WeightTensor
 
 Floats = NDArray[np.float64]
@@ -28,13 +37,10 @@ Floats = NDArray[np.float64]
 SHARES = np.linspace(0.0, 1.0, 9)
 """Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""
 
-UNSIGNED = (
-    "its integers are given, and pairs of their products would saturate in int16 on x86 without VNNI; stored as uint8 "
-    "with zero point 128"
-)
+UNSIGNED = "stored as uint8 with zero point 128"
+"""Part of the reason for weights whose integers stay, in `QuantPlan.raised`."""
 
-SIGN = np.uint8(0x80)
-"""Exclusive or with it adds 128 to an int8 number and reads it as uint8."""
+SATURATES = "pairs of products would saturate in int16 on x86 without VNNI"
 
 
 def pair_safe(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor) -> WeightTensor:
@@ -64,12 +70,11 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
     key = (weight.digest, largest_pair(data), data.zero_point)
     if key not in builder.pair_safe:
         real = builder.graph.constant(weight.tensor)
-        power = builder.schema.weights.power_of_two is not PowerOfTwo.NONE
-        builder.pair_safe[key] = _rescaled(weight, real, site.channel_axis, data, power_of_two=power)
+        power_of_two = builder.schema.weights.power_of_two is not PowerOfTwo.NONE
+        builder.pair_safe[key] = _Scales(weight, real, site.channel_axis, data, power_of_two=power_of_two).chosen()
     made = builder.pair_safe[key]
     raised = np.atleast_1d(made.scale / weight.scale)
-    reason = "pairs of products would saturate in int16 on x86 without VNNI"
-    _report(builder, made, where, channels=int(np.sum(raised > 1)), factor=float(raised.max()), reason=reason)
+    _report(builder, made, where, channels=int(np.sum(raised > 1)), factor=float(raised.max()), reason=SATURATES)
     return made
 
 
@@ -96,72 +101,65 @@ def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
     return found
 
 
-def largest_sums(integers: Floats) -> Floats:
-    """Return the largest magnitude of a pair of equal sign of each row, `[…]`, of integers `[…, K]`."""
-    odd = integers.shape[-1] % 2
-    a, b = integers[..., : integers.shape[-1] - odd : 2], integers[..., 1::2]
-    return np.asarray(np.where(a * b > 0, np.abs(a + b), 0).max(axis=-1, initial=0))
+class _Scales:
+    """The scales that are tried for one weight; rows `[O, K]` are its output channels in the order of the kernel."""
 
+    def __init__(
+        self, weight: WeightTensor, real: NDArray[Any], axis: int, data: Quantizer, *, power_of_two: bool
+    ) -> None:
+        self._weight, self._real, self._axis = weight, real, axis
+        self._most, self._ordered = largest_pair(data), kernel_order(real, axis) is not None
+        self._low, self._high = -weight.dtype.qmax, weight.dtype.qmax
+        if not self._ordered:  # any two weights may be a pair
+            self._low, self._high = -(self._most // 2), self._most // 2
+        self._mean = float(np.sqrt(12.0) * (0.5 - data.zero_point / data.qmax))
+        factor = np.maximum(channel_sums(weight.values, axis) / self._most, 1.0)
+        self._per_channel = weight.scale.ndim > 0
+        self._factor = factor if self._per_channel else np.full(len(factor), factor.max())
+        self._shares: NDArray[Any] = SHARES
+        if power_of_two:
+            self._factor, self._shares = 2.0 ** np.ceil(np.log2(self._factor)), np.array([0.0, 1.0])
 
-def _rescaled(
-    weight: WeightTensor, real: NDArray[Any], axis: int, data: Quantizer, *, power_of_two: bool
-) -> WeightTensor:
-    """The weight at pair-safe scales, a few output channels at a time."""
-    most, ordered = largest_pair(data), kernel_order(real, axis)
-    known = ordered is not None
-    rows = ordered if ordered is not None else np.moveaxis(real, axis, 0)
-    codes = kernel_order(weight.values, axis) if known else np.moveaxis(weight.values, axis, 0)
-    assert codes is not None  # noqa: S101  (as `ordered`)
-    bits = weight.bits - 1
-    low, high = (max(-(1 << bits), -weight.dtype.qmax), (1 << bits) - 1) if known else (-(most // 2), most // 2)
-    mean = float(np.sqrt(12.0) * (0.5 - data.zero_point / data.qmax))
-    own = np.broadcast_to(weight.scale.astype(np.float64), len(rows))
-    width = int(np.prod(rows.shape[1:]))
-    height = max(1, BLOCK // max(width, 1))
-    parts = [slice(first, first + height) for first in range(0, len(rows), height)]
+    def chosen(self) -> WeightTensor:
+        """Return the weight with the scale of least error in each channel, or in the tensor where it has one scale."""
+        weight, count = self._weight, len(self._factor)
+        errors = np.array([[e for part in self._parts() for e in self._tried(part, s)[2]] for s in self._shares])
+        best = errors.argmin(axis=0) if self._per_channel else np.full(count, errors.sum(axis=1).argmin())
+        shape = weight.values.shape
+        values = file_array(shape, weight.dtype.numpy) if is_mapped(weight.values) else np.empty_like(weight.values)
+        target, scales = self._rows(values), np.empty(count, np.float32)
+        for part in self._parts():
+            for number in np.unique(best[part]):
+                taken = best[part] == number
+                integers, scale, _ = self._tried(part, self._shares[number])
+                target[part][taken] = integers[taken].reshape(-1, *target.shape[1:])
+                scales[part][taken] = scale[taken]
+        return replace(weight, values=values, scale=scales if self._per_channel else scales[0].reshape(()))
 
-    def worst(part: slice) -> Floats:
-        integers = codes[part].reshape(-1, width).astype(np.float64)
-        return largest_sums(integers) / most if known else np.abs(integers).max(axis=1, initial=0) / high
+    def _tried(self, part: slice, share: float) -> tuple[Floats, NDArray[np.float32], Floats]:
+        """The integers, the scales and the errors of some channels."""
+        own = np.broadcast_to(self._weight.scale.astype(np.float64), len(self._factor))[part]
+        scale = (own * self._factor[part] ** share).astype(np.float32)
+        real = self._rows(self._real)[part]
+        steps = real.reshape(len(real), -1).astype(np.float64) / scale[:, None]
+        if self._ordered:
+            found = rounded_pairs(steps, self._low, self._high, self._most)
+            room = _room(found, self._low, self._high, self._most)
+        else:
+            found = intmath.nearest_step(steps, self._low, self._high)
+            room = self._high - np.abs(found)
+        found = _balanced(found, steps, self._mean, room)
+        return found, scale, _output_errors(found - steps, self._mean) * scale.astype(np.float64) ** 2
 
-    factor = np.maximum(np.concatenate([worst(part) for part in parts]), 1.0)
-    per_channel = weight.scale.ndim > 0
-    if not per_channel:
-        factor = np.full(len(rows), factor.max())
-    shares: NDArray[Any] = SHARES
-    if power_of_two:
-        factor, shares = 2.0 ** np.ceil(np.log2(factor)), np.array([0.0, 1.0])
+    def _rows(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return a view of weights by output channel, with pairs next to each other where their order is known."""
+        ordered = kernel_order(values, self._axis)
+        return np.moveaxis(values, self._axis, 0) if ordered is None else ordered
 
-    def steps_of(part: slice, scale: NDArray[np.float32]) -> Floats:
-        return np.asarray(rows[part].reshape(-1, width).astype(np.float64) / scale[:, None])
-
-    def tried(part: slice, share: float) -> tuple[Floats, NDArray[np.float32]]:
-        scale = (own[part] * factor[part] ** share).astype(np.float32)
-        steps = steps_of(part, scale)
-        found = rounded_pairs(steps, low, high, most) if known else intmath.nearest_step(steps, low, high)
-        return _balanced(found, steps, mean, _room(found, low, high, most if known else 2 * high)), scale
-
-    errors = np.zeros((len(shares), len(rows)))
-    for number, share in enumerate(shares):
-        for part in parts:
-            integers, scale = tried(part, share)
-            errors[number, part] = (
-                _output_errors(integers - steps_of(part, scale), mean) * scale.astype(np.float64) ** 2
-            )
-    best = errors.argmin(axis=0) if per_channel else np.full(len(rows), errors.sum(axis=1).argmin())
-    values = file_array(weight.values.shape, weight.dtype.numpy) if is_mapped(weight.values) else np.empty_like(
-        weight.values
-    )  # fmt: skip
-    target = kernel_order(values, axis) if known else np.moveaxis(values, axis, 0)
-    assert target is not None  # noqa: S101  (as `ordered`)
-    scales = np.empty(len(rows), np.float32)
-    for part in parts:
-        for number in np.unique(best[part]):
-            taken = best[part] == number
-            integers, scale = tried(part, shares[number])
-            target[part][taken] = integers[taken].reshape(-1, *rows.shape[1:])
-            scales[part][taken] = scale[taken]
-    return replace(weight, values=values, scale=scales if per_channel else scales[0].reshape(()))
+    def _parts(self) -> Iterator[slice]:
+        """Yield slices of the channels, few enough to be looked at at once."""
+        height = max(1, BLOCK // max(self._weight.values.size // max(len(self._factor), 1), 1))
+        return (slice(first, first + height) for first in range(0, len(self._factor), height))
 
 
 def _output_errors(errors: Floats, mean: float) -> Floats:
@@ -209,8 +207,9 @@ def _as_unsigned(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, wh
     if weight.block is not None:
         return weight
     flipped = np.bitwise_xor(weight.values.view(np.uint8), SIGN)
-    saturating = saturating_channels(weight.values, builder.topology.weight_of[weight.tensor].channel_axis, data.qmax)
-    _report(builder, weight, where, channels=saturating, factor=1.0, reason=UNSIGNED)
+    axis = builder.topology.weight_of[weight.tensor].channel_axis
+    channels = saturating_channels(weight.values, axis, data.qmax)
+    _report(builder, weight, where, channels=channels, factor=1.0, reason=f"{SATURATES}; {UNSIGNED}")
     return replace(weight, values=flipped, dtype=DType.UINT8, zero_point=np.asarray(weight.zero_point + 128))
 
 

@@ -109,17 +109,6 @@ def needs_wide_pairs(
     return saturates(weight.values, topology.weight_of[weight.tensor].channel_axis, data.qmax)
 
 
-def needs_exact_kernels(graph: Graph, topology: Topology, plan: QuantPlan) -> bool:
-    """Return whether a kernel gives another sum in a default session of onnxruntime on x86 without VNNI.
-
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        plan: every number.
-    """
-    return bool(kernels_with_wide_pairs(graph, topology, plan))
-
-
 def kernels_with_wide_pairs(graph: Graph, topology: Topology, plan: QuantPlan) -> list[str]:
     """Return the accumulating kernels of which some input drives a pair of products out of int16, in graph order."""
     found = []
@@ -147,17 +136,36 @@ def saturates(values: NDArray[Any], channel_axis: int, largest: int) -> bool:
         largest: the largest code of the uint8 input.
     """
     low, high = (int(ends(values, initial=0)) for ends in (np.min, np.max))
-    if 2 * largest * high <= DType.INT16.qmax and 2 * largest * low >= DType.INT16.qmin:
+    if 2 * largest * max(high, -low) <= DType.INT16.qmax:  # any two weights fit
         return False
+    return bool(np.any(channel_sums(values, channel_axis) * largest > DType.INT16.qmax))
+
+
+def channel_sums(values: NDArray[Any], channel_axis: int) -> NDArray[np.int64]:
+    """Return the largest magnitude of two weights of a pair that have the same sign, of each output channel, `[O]`.
+
+    Where the order of products is not known, any two weights are a pair.
+
+    Args:
+        values: integer weights, in the weight's own shape.
+        channel_axis: its axis of output channels.
+    """
     rows = kernel_order(values, channel_axis)
     if rows is None:
-        return True
+        flat = np.moveaxis(values, channel_axis, 0).reshape(values.shape[channel_axis], -1)
+        return np.asarray(2 * np.abs(flat.astype(np.int64)).max(axis=1, initial=0))
     flat = rows.reshape(len(rows), -1)
     height = max(1, BLOCK // max(flat.shape[1], 1))
-    return any(
-        _can_saturate(flat[first : first + height].astype(np.int64), largest).any()
-        for first in range(0, len(flat), height)
-    )
+    parts = [pair_sums(flat[first : first + height].astype(np.int64)) for first in range(0, len(flat), height)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the largest magnitude of two neighbours of the same sign in each row, `[…]`, of integers `[…, K]`."""
+    even = np.pad(rows, (*((0, 0),) * (rows.ndim - 1), (0, rows.shape[-1] % 2)))
+    a, b = even[..., 0::2], even[..., 1::2]
+    positive, negative = np.maximum(a, 0) + np.maximum(b, 0), np.minimum(a, 0) + np.minimum(b, 0)
+    return np.asarray(np.maximum(positive, -negative).max(axis=-1, initial=0))
 
 
 def pair_limit(
@@ -187,44 +195,15 @@ def pair_limit(
 def largest_sum(
     graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer
 ) -> int | None:
-    """Return the largest magnitude of two weights of a pair that have the same sign, for the certificate.
-
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        kernel: the accumulating kernel.
-        weight: its integer weights.
-        data: how its input is stored.
-
-    Returns:
-        The magnitude, of any two weights where the order of products is not known; None where no products are paired.
-    """
+    """Return the largest of `channel_sums`, for the certificate; None where the kernel pairs no products."""
     if not _in_pairs(graph, topology, kernel, weight, data=data):
         return None
-    rows = kernel_order(weight.values, topology.weight_of[weight.tensor].channel_axis)
-    if rows is None:
-        return 2 * int(np.abs(weight.values.astype(np.int64)).max(initial=0))
-    found = 0
-    for row in rows.reshape(len(rows), -1):
-        even = np.pad(row.astype(np.int64), (0, row.size % 2)).reshape(-1, 2)
-        sums = np.maximum(np.maximum(even, 0).sum(axis=1), -np.minimum(even, 0).sum(axis=1))
-        found = max(found, int(sums.max(initial=0)))
-    return found
+    return int(channel_sums(weight.values, topology.weight_of[weight.tensor].channel_axis).max(initial=0))
 
 
 def saturating_channels(values: NDArray[Any], channel_axis: int, largest: int) -> int:
-    """Return the number of output channels with a pair of products that some input drives out of int16.
-
-    Args:
-        values: integer weights, in the weight's own shape.
-        channel_axis: its axis of output channels.
-        largest: the largest code of the uint8 input.
-    """
-    rows = kernel_order(values, channel_axis)
-    if rows is None:
-        wide = 2 * largest * np.abs(np.moveaxis(values, channel_axis, 0).astype(np.int64)) > DType.INT16.qmax
-        return int(wide.reshape(len(wide), -1).any(axis=1).sum())
-    return sum(bool(_can_saturate(row.reshape(1, -1).astype(np.int64), largest).any()) for row in rows)
+    """Return the number of output channels with a pair of products that some input drives out of int16."""
+    return int(np.count_nonzero(channel_sums(values, channel_axis) * largest > DType.INT16.qmax))
 
 
 def multiplies_in_pairs(weight: WeightTensor, data: Quantizer) -> bool:

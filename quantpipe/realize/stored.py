@@ -17,7 +17,7 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.loops import CarriedState, StepBody
-from quantpipe.plan import needs_exact_kernels
+from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.realize.blocks import dequantized, expanded, is_turned
 from quantpipe.realize.loop_bodies import multiply_state, store_state
 from quantpipe.types import (
@@ -87,7 +87,7 @@ class Stored:
 
         Of weights in blocks it quantizes the activations to 8 bits; on x86 without VNNI pairs of products saturate.
         """
-        exact = needs_exact_kernels(context.graph, context.topology, context.plan)
+        exact = kernels_with_wide_pairs(context.graph, context.topology, context.plan)
         return {**(REAL_ACTIVATIONS if context.topology.weighted else {}), **(EXACT_PAIRS if exact else {})}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
