@@ -65,7 +65,8 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
     """Return a weight with saturating pairs in a form without them; `where` is the node, for the report."""
     site = builder.topology.weight_of[weight.tensor]
     given = site.frozen or site.fixed is not None or weight.tensor in builder.overrides.weights
-    if given or weight.has_zero_point or builder.spec.isa is not Isa.ANY:
+    given = given or weight.block is not None or weight.has_zero_point
+    if given or builder.spec.isa is not Isa.ANY:
         return _as_unsigned(builder, weight, data, where)
     key = (weight.digest, largest_pair(data), data.zero_point)
     if key not in builder.pair_safe:

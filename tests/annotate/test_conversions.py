@@ -152,3 +152,18 @@ def test_without_the_cut_nothing_is_better(spec: str, monkeypatch: Any) -> None:
     after = sum(conversions(graph, line(graph, spec).topology))
     monkeypatch.setattr(conditions, "fewest_conversions", lambda *given: {})
     assert sum(conversions(graph, line(graph, spec).topology)) >= after
+
+
+def test_the_cut_is_asked_for_with_places_that_every_scipy_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before SciPy 1.15, maximum_flow ends in a traceback for indices of 64 bits."""
+    import scipy.sparse.csgraph as csgraph
+
+    seen, own = [], csgraph.maximum_flow
+
+    def flow(graph: Any, source: int, sink: int) -> Any:
+        seen.append({graph.indices.dtype, graph.indptr.dtype, graph.data.dtype})
+        return own(graph, source, sink)
+
+    monkeypatch.setattr(csgraph, "maximum_flow", flow)
+    assert line(both_ways()).topology.float_nodes
+    assert seen and all(kinds == {np.dtype(np.int32)} for kinds in seen)

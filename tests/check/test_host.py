@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.check.host import host_warning
+from quantpipe.graph import execute
 from quantpipe.graph.execute import Kernels, Session, pairs_saturate
 from quantpipe.graph.session_options import KEY
 from quantpipe.plan import kernels_with_wide_pairs
@@ -90,3 +91,20 @@ def test_no_pair_of_shipped_files_saturates(name: str) -> None:
     plan = made.plan(8 if name != "int4_weights" else 4)
     assert not kernels_with_wide_pairs(made.graph, made.topology, plan)
     assert made.realize(plan, "qdq").model.metadata_props[KEY] == "{}"
+
+
+@pytest.mark.parametrize(("isa", "exact"), [("any", False), ("vnni", True)])
+def test_sessions_ask_for_exact_kernels_only_for_files_that_name_them(
+    isa: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU whose pairs saturate; what such a session costs would be measured for files that do without."""
+    asked: list[str] = []
+    monkeypatch.setattr(execute, "pairs_saturate", lambda: True)
+    for name in ("_loaded", "_loaded_exact"):
+        own = getattr(execute, name)
+        monkeypatch.setattr(execute, name, lambda *a, own=own, name=name: asked.append(name) or own(*a))
+    made = line(convolution(), hardware("ort_cpu", isa=isa))
+    realized = made.realize(made.plan(8), "qdq").model
+    asked.clear()
+    Session(realized)
+    assert ("_loaded_exact" in asked) == exact

@@ -57,3 +57,14 @@ def test_tied_weights_are_exact_on_every_cpu() -> None:
     first = min(round(8 * (255 - 9) * 120 / 1100) + 9, 255)
     second = min(round(8 * (first - 9) * 120 / 1100) + 9, 255)
     np.testing.assert_array_equal(found, np.full((3, 8), second))
+
+
+def test_names_that_a_file_has_already_are_not_given_again() -> None:
+    """A file of ours has copies under such names before a session makes some more."""
+    model = tied(3)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((8, 8), np.int8), "w/reader1"))
+    model.graph.node.append(helper.make_node("Identity", ["w/reader1"], ["beside"]))
+    found = onnx.load_from_string(separated(model.SerializeToString()))
+    names = [t.name for t in found.graph.initializer]
+    assert len(names) == len(set(names)) and "w/reader1" in names
+    onnx.checker.check_model(found)

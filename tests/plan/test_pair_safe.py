@@ -15,13 +15,17 @@ from quantpipe.check import made_up
 from quantpipe.check.host import host_warning
 from quantpipe.lint import Severity, lint_model
 from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs, rounded_pairs
-from quantpipe.plan.pairs import kernel_order, pair_sums
+from quantpipe.plan.pair_safe import _Scales
+from quantpipe.plan.pairs import kernel_order, pair_sums, saturates
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound
-from quantpipe.types import DType
+from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.reconstruct.layerwise import Effort, recover
+from quantpipe.types import DType, Quantizer, WeightTensor
 from quantpipe.verify import verify_folder
 from tests.graph import quantized_files
-from tests.ops.line import Line, Net, hardware, line
-from tests.verify.folders import refreshed, write
+from tests.ops.line import ArraySamples, Line, Net, hardware, line
+from tests.recurrent.test_loops import frames, loop_of
+from tests.verify.folders import changed, refreshed, write
 
 MOST = 128
 
@@ -167,3 +171,84 @@ def test_lint_counts_channels_of_other_tools_that_saturate(tmp_path: Path) -> No
         for f in lint_model(path, hardware("ort_cpu", isa="vnni"), lambda inputs: made_up(inputs, {})).findings
         if f.rule == "pairs"
     ]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(2, 11),
+    st.integers(0, 10_000),
+    st.booleans(),
+    st.sampled_from([0, 3, 128]),
+)
+def test_weights_stay_safe_where_rounding_makes_up_for_limits(
+    width: int, seed: int, per_channel: bool, zero_point: int
+) -> None:
+    """Inputs that are never negative: weights next to a tie move, and none of them beyond the limit of its pair."""
+    rng = np.random.default_rng(seed)
+    real = (rng.choice([1.0, -1.0], (5, 1)) * rng.uniform(0.4, 1.0, (5, width))).astype(np.float32)
+    scale = np.abs(real).max(axis=1) / 127 if per_channel else np.asarray(np.abs(real).max() / 127)
+    each = scale[:, None] if per_channel else scale
+    codes = np.rint(real / each).astype(np.int8)
+    weight = WeightTensor("w", codes, scale.astype(np.float32), 0 if per_channel else None, DType.INT8, 8)
+    data = Quantizer("x", np.float32(1), zero_point, DType.UINT8, 8, 0, 255)
+    made = _Scales(weight, real, 0, data, power_of_two=False).chosen()
+    assert pair_sums(made.values.astype(np.int64)).max() <= MOST and np.abs(made.values.astype(int)).max() <= 127
+    assert not saturates(made.values, 0, 255)
+
+
+@pytest.mark.parametrize("how", ROUNDINGS)
+@pytest.mark.parametrize("name", NETS)
+def test_recovered_weights_are_safe_as_int8(name: str, how: str) -> None:
+    """Nothing is left for uint8: the order of pairs in recovery is that of the kernels."""
+    net = Net(seed=5)
+    x = net.node("Relu", net.conv(net.input(None, 3, 7, 7), 3, 6, 2, 2))
+    x = net.conv(x, 6, 8, 3, 3, name="first") if name == "conv" else NETS[name](net, x)
+    net.output(net.node("Relu", x))
+    made = line(net, hardware("ort_cpu"))
+    options = LayerOptions(rounding=how)
+    found = recover(made.problem, made.strategy(), made.samples, options, effort=Effort(2048, 256))
+    plan = made.planner.plan(made.strategy(), found.overrides)
+    assert set(plan.weights) <= set(found.overrides.weights) | {"c1"}
+    assert all(w.dtype is DType.INT8 for w in plan.weights.values()) and not plan.raised
+    assert not kernels_with_wide_pairs(made.graph, made.topology, plan)
+
+
+def test_weights_in_blocks_are_safe() -> None:
+    weights = {"symmetric": True, "granularity": ["per_channel"], "bits": 4, "narrow": True}
+    block = {"block": {"size": 16, "multiplier_bits": 4}}
+    found = {}
+    for isa in ("any", "vnni"):
+        net = Net(seed=3)
+        weight = net.signs(8, 32, 3, 3, scale=0.4)
+        net.output(net.node("Conv", net.input(None, 32, 4, 4), weight, name="first"))
+        made = line(net, hardware("ort_cpu", isa=isa, weights=weights | block), min_bits=2)
+        plan = made.plan()
+        assert all(w.block is not None for w in plan.weights.values())
+        found[isa] = kernels_with_wide_pairs(made.graph, made.topology, plan)
+    assert found == {"any": [], "vnni": ["first"]}
+
+
+@pytest.mark.parametrize("isa", ["any", "vnni", "avx2"])
+def test_products_of_loops_never_saturate(isa: str) -> None:
+    graph = loop_of("LSTM")
+    made = line(graph, hardware("ort_cpu", isa=isa), samples=ArraySamples({"x": frames(8)}))
+    plan = made.plan(8)
+    (site,) = made.topology.loops
+    state = plan.quantizers[site.state]
+    for _, tensor in site.products:
+        weight = plan.weights[tensor]
+        assert weight.dtype is (DType.INT8 if isa == "any" else DType.UINT8)
+        assert weight.dtype is DType.UINT8 or not saturates(weight.values, 1, state.qmax)
+    reasons = {row["reason"] for row in plan.raised if row["tensor"] in {t for _, t in site.products}}
+    assert any(reason.endswith(UNSIGNED) for reason in reasons) == (isa != "any")
+
+
+def test_another_largest_pair_in_the_certificate_is_found(tmp_path: Path) -> None:
+    made = made_of("conv")
+    root = write(made, made.plan(8), "qdq", tmp_path)
+
+    def smaller(content: Any) -> None:
+        content["kernels"]["first"]["pairs"]["largest"] -= 1
+
+    changed(root, "certificate.json", smaller)
+    assert "pairs" in (verify_folder(root).wrong or "")
