@@ -272,7 +272,7 @@ def _views_input(node: Node, graph: Graph) -> bool:
 
 
 def _gives_real(node: Node, found: Conditions, spec: HardwareSpec) -> bool:
-    """Whether a node's kernel can hand on real numbers, or its accumulator, in place of stored integers."""
+    """Whether a node's kernel can pass on floats, or its accumulator, in place of stored integers."""
     rule = rule_of(node)
     wide = any(spec.is_wide(dtype) for dtype in found.integer[node.name].outputs)
     return wide and rule is not None and rule.family is Family.ACCUMULATE

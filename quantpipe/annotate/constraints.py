@@ -24,7 +24,7 @@ WHERE = "annotate.constraints"
 
 
 class ConstraintKind(StrEnum):
-    """Name what a statement gives: scale and zero point, a range, the least bits, or that the tensor stays real."""
+    """Name what a statement gives: scale and zero point, a range, the smallest bits, or that the tensor stays real."""
 
     UNIFORM = "uniform"
     CALIBRATED = "calibrated"

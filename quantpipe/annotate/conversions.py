@@ -1,7 +1,7 @@
 """Conversions moved through ops that work on both types, so that as few tensors as possible change their form.
 
 Ops that move values (Reshape, Transpose, MaxPool, …) give the same numbers in integers as in float. Where the device
-has them in both, each takes the side that costs the graph the fewest conversions: the least cut between what must be
+has them in both, each takes the side that costs the graph the fewest conversions: the smallest cut between what must be
 integer and what must be float, one unit per tensor that is dequantized or quantized. Ties leave a node where it was.
 """
 
@@ -32,7 +32,7 @@ def fewest_conversions(
         graph: The clean model.
         integer: Tells whether a node runs in integers.
         free: Nodes that may be on either side, and where each of them is.
-        makers: Integer nodes that can give real numbers at no cost, where one node alone reads them.
+        makers: Integer nodes that can give floats at no cost, where one node alone reads them.
 
     Returns:
         The new sides.
@@ -104,7 +104,7 @@ def _network(
 ) -> Capacities:
     """Return capacities whose least cut is the conversions of the tensors around `members`.
 
-    Changed sides are counted, too, at far less. `real`: tensors that are read as real numbers from outside the graph's
+    Changed sides are counted, too, at far less. `real`: tensors that are read as floats from outside the graph's
     nodes.
     """
     inside, unit = set(members), len(members) + 1

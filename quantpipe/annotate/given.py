@@ -184,7 +184,7 @@ def given_thresholds(
     Args:
         scale: the scales, `[C]`.
         zero: the zero points, `[C]`.
-        grid: the grid, for the least integer of its type.
+        grid: the grid, for the smallest integer of its type.
         bits: the bits that it has on the device.
         how: how ranges become scales.
 

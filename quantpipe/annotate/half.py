@@ -16,7 +16,7 @@ from quantpipe.types import FloatType, HardwareSpec, Profile, Topology
 
 GREATEST = float(np.finfo(np.float16).max)
 MARGIN = 4.0
-"""What other samples may hold beyond the one that tensors are known by: above a fourth of float16's greatest number a
+"""What other samples may hold beyond the one that tensors are known by: above a fourth of float16's largest number a
 node stays in float32."""
 
 _ABLE: WeakKeyDictionary[ir.Model, frozenset[str]] = WeakKeyDictionary()
@@ -29,7 +29,7 @@ def half_nodes(
     """Return the nodes left in float that compute in float16.
 
     They are those whose op takes it by ONNX's own definition and whose tensors it holds: constants as they are, all
-    others by a sample, with a margin. Nodes with graphs of their own, and those that make real numbers of something
+    others by a sample, with a margin. Nodes with graphs of their own, and those that make floats of something
     else (Cast, for one), stay in float32.
 
     Args:

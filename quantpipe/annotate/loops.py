@@ -1,7 +1,7 @@
 """Loops whose body multiplies a state by constants: recurrent layers of any length, with their products in integers.
 
 A loop stays in float. In its body, the device takes the state in stored integers and multiplies it by an integer
-weight; what a step hands on are real numbers, or stored integers where the device says so.
+weight; what a step passes on are floats, or stored integers where the device says so.
 """
 
 from __future__ import annotations

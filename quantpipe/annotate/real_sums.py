@@ -1,7 +1,7 @@
 """Additions and products that are left in float, since only float nodes read them and no more tensors are converted.
 
-Behind a dense layer whose kernel can give real numbers, an addition in integers would store the layer's result, the
-other operand and the sum, only for a LayerNormalization to read all that as real numbers again. In float nothing is
+Behind a dense layer whose kernel can give floats, an addition in integers would store the layer's result, the
+other operand and the sum, only for a LayerNormalization to read all that as floats again. In float nothing is
 stored in between, and nothing is converted that was not before. The square of a stored tensor, of which a mean is taken
 in float, costs one conversion either way: that of the square, or that of the tensor. Only in float does it keep its
 precision, which the difference of two such means needs.
@@ -30,7 +30,7 @@ def real_sums(
         graph: The clean model.
         integer: The nodes that run in integers, as far as is decided.
         candidates: The additions and products among them that the device also runs in float.
-        makers: The nodes among them that can give real numbers instead of stored ones.
+        makers: The nodes among them that can give floats instead of stored ones.
         moves: Nodes that only move values, and may be on either side.
 
     Returns:
@@ -86,7 +86,7 @@ class _Around:
         return "" if maker is None else maker.name
 
     def _stored(self, name: str) -> set[str]:
-        """The operands that are stored, and that no float node reads as real numbers anyway."""
+        """The operands that are stored, and that no float node reads as floats anyway."""
         return {t for t in self._operands(self.graph.by_name[name]) if not self._comes_as_real(t)}
 
     def _comes_as_real(self, tensor: str) -> bool:

@@ -1,7 +1,7 @@
 """Which nodes run in integers and how, until every kernel reads the types that it names.
 
-`settle` decides node by node, forms kernels with the clamps that they swallow and the accumulators that they hand on,
-and begins anew where an edge does not agree. Kernels of a device that are patterns of ops run as a whole here.
+`settle` decides node by node, forms kernels with the clamps that they swallow and the accumulators that they pass on,
+and begins again where an edge does not agree. Kernels of a device that are patterns of ops run as a whole here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables of which rows are looked up (embeddings): which constants are stored in integers, with a scale for each row.
 
-A node that looks rows up moves no activation, so it is no kernel: it stays in float, and gives real numbers. What is
+A node that looks rows up moves no activation, so it is no kernel: it stays in float, and gives floats. What is
 stored in integers is the table behind it.
 """
 
@@ -49,7 +49,7 @@ def table_sites(
 ) -> tuple[TableSite, ...]:
     """Return the tables that the device stores in integers, in graph order.
 
-    A table is left as it is where something else reads it as real numbers (the file would hold it twice), where it has
+    A table is left as it is where something else reads it as floats (the file would hold it twice), where it has
     fewer bytes than `tables.min_bytes`, where a quantized file gives integers of another kind, or where integers with a
     scale for each row would take no fewer.
 
@@ -99,7 +99,7 @@ def with_tables(reasons: Mapping[str, Reason], sites: Sequence[TableSite]) -> di
 
 
 def refuse_overflowing(graph: Graph, sites: Sequence[TableSite], limits: TableLimits | None) -> None:
-    """Refuse a table that holds infinities or NaN, or rows whose scale the type of scales does not hold.
+    """Reject a table that holds infinities or NaN, or rows whose scale the type of scales does not hold.
 
     Raises:
         ModelError: naming the table, its first such row, and what would be legal.

@@ -18,7 +18,7 @@ def refuse_unreached(
     *,
     constraints: Mapping[str, Constraint],
 ) -> None:
-    """Refuse statements about tensors that reach no tensor which is stored in integers.
+    """Reject statements about tensors that reach no tensor which is stored in integers.
 
     Args:
         graph: the clean model.

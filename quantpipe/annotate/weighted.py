@@ -1,4 +1,4 @@
-"""Nodes that multiply real numbers by integer weights: they stay in float, and their weight is held in integers."""
+"""Nodes that multiply floats by integer weights: they stay in float, and their weight is held in integers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reason_of(spec: HardwareSpec) -> Reason:
 
 
 def signatures_of(graph: Graph, spec: HardwareSpec, node: Node) -> tuple[OpSignature, ...]:
-    """Return the ways in which a device multiplies real numbers by the integer weight of a node."""
+    """Return the ways in which a device multiplies floats by the integer weight of a node."""
     rule = rule_of(node)
     if rule is None:
         return ()

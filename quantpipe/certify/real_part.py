@@ -30,20 +30,20 @@ def real_part(model: ir.Model, topology: Topology, floats: Collection[str]) -> d
 
     Returns:
         `inputs`, `outputs`: names in order. `opsets`: domain -> version. `constants`: name -> digest of the constants
-        that nodes in float read or the graph shows. `functions`: the functions that the file defines. `beside`: nodes
-        that a node in float is written in besides its own.
+        that nodes in float read or the graph shows. `functions`: those that the file defines. `auxiliary_nodes`: nodes
+        in which the form writes a node in float, in addition to the node itself.
     """
     graph = model.graph
     heads = _heads(topology)
     own = [n for n in graph if n.name in floats]
-    beside = [n for n in graph if n.name not in floats and _is_beside(n, heads)]
+    auxiliary = [n for n in graph if n.name not in floats and _is_auxiliary(n, heads)]
     return {
         "inputs": [i.name for i in graph.inputs],
         "outputs": [o.name for o in graph.outputs],
         "opsets": {domain or "ai.onnx": version for domain, version in sorted(graph.opset_imports.items())},
-        "constants": _constants(graph, [*own, *beside]),
+        "constants": _constants(graph, [*own, *auxiliary]),
         "functions": _functions(model),
-        "beside": [{"node": n.name, **described(n)} for n in beside],
+        "auxiliary_nodes": [{"node": n.name, **described(n)} for n in auxiliary],
     }
 
 
@@ -68,7 +68,7 @@ def described(node: ir.Node) -> dict[str, Any]:
     }
 
 
-def _is_beside(node: ir.Node, heads: tuple[str, ...]) -> bool:
+def _is_auxiliary(node: ir.Node, heads: tuple[str, ...]) -> bool:
     """Whether a node belongs to a look-up of rows, stores the first state of a loop, or casts for nodes in float16."""
     name = node.name or ""
     cast = name.endswith((f"/{TO_HALF}", f"/{TO_SINGLE}"))

@@ -50,7 +50,7 @@ def quantize_bias(builder: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.fl
 def _own_steps(
     builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """Return a bias that is stored in few bits at the least power of two at which it fits, shifted to the accumulator.
+    """Return a bias of few bits at the smallest power of two at which it fits, shifted to the accumulator.
 
     Where that power of two is not larger than the accumulator's scale, the bias is stored at the accumulator's.
     """

@@ -38,7 +38,7 @@ def spread(numbers: NDArray[Any], size: int, inputs: int) -> NDArray[Any]:
 
 
 def greatest_multiplier(blocks: Blocks, bits: int, widest: int, schema: TensorSchema) -> int:
-    """Return the greatest multiplier with which every product by a code less its zero point fits a type.
+    """Return the largest multiplier with which every product by a code less its zero point fits a type.
 
     Args:
         blocks: how channels are divided.
@@ -66,7 +66,7 @@ def in_blocks(
 
     Args:
         rows: the real weights, `[C, I, T]`.
-        ends: the least and the greatest real value of each channel, `[C]` or `[1]`.
+        ends: the minimum and maximum real value of each channel, `[C]` or `[1]`.
         bits: bits of a code.
         widest: the largest integer that kernels multiply by.
         blocks: how channels are divided.
@@ -96,7 +96,7 @@ def fitted(
     schema: TensorSchema,
     importance: Floats | None = None,
 ) -> BlockGrid:
-    """Return the multiplier and the zero point of each block, of least squared error at given scales of the channels.
+    """Return the multiplier and zero point of each block, of smallest squared error at given scales of channels.
 
     The multiplier is the best of some shares of what a block's own range needs.
 
@@ -139,11 +139,11 @@ def with_scales(
     schema: TensorSchema,
     importance: Floats | None = None,
 ) -> tuple[NDArray[np.float32], BlockGrid]:
-    """Return a float scale and a zero point of each block, of least squared error: w = s_cb · (code - z_cb).
+    """Return a float scale and a zero point of each block, of smallest squared error: w = s_cb · (code - z_cb).
 
     Args:
         rows: the real weights, `[C, I, T]`.
-        ends: the least and the greatest real value of each channel, `[C]` or `[1]`.
+        ends: the minimum and maximum real value of each channel, `[C]` or `[1]`.
         bits: bits of a code.
         dtype: what codes are stored in.
         size: input channels of a block.
@@ -231,7 +231,7 @@ def codes(values: NDArray[Any], grid: BlockGrid) -> NDArray[np.int64]:
 
 
 def _ranges(rows: NDArray[Any], size: int) -> tuple[Floats, Floats]:
-    """The least and the greatest value of each block, `[C, B]` each, zero within."""
+    """The minimum and maximum value of each block, `[C, B]` each, zero within."""
     starts = np.arange(0, rows.shape[1], size)
     low = np.minimum(np.minimum.reduceat(rows.min(axis=2), starts, axis=1), 0.0).astype(np.float64)
     return low, np.maximum(np.maximum.reduceat(rows.max(axis=2), starts, axis=1), 0.0).astype(np.float64)

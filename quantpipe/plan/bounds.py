@@ -24,7 +24,7 @@ from quantpipe.types import (
 
 
 def reach(topology: Topology, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
-    """Return the greatest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
+    """Return the largest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
     channel_axis = topology.weight_of[weight.tensor].channel_axis
     others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
     blocks = (_sizes(weight.centred(rows)).sum(axis=others, dtype=np.int64) for rows in row_blocks(weight.values))
@@ -33,7 +33,7 @@ def reach(topology: Topology, weight: WeightTensor, data: Quantizer) -> NDArray[
 
 
 def _sizes(values: NDArray[Any]) -> NDArray[Any]:
-    """|v| in the next wider type: that of the least value has no room in its own."""
+    """|v| in the next wider type: that of the smallest value has no room in its own."""
     wider = np.promote_types(values.dtype, f"i{min(2 * values.dtype.itemsize, 8)}")
     return np.asarray(np.abs(values, dtype=wider))
 
@@ -47,10 +47,10 @@ def bias_room(spec: HardwareSpec, accumulator: Accumulator, reached: NDArray[np.
     Args:
         spec: the device.
         accumulator: what the kernel holds its sums in.
-        reached: greatest |Σ products| per output channel, `[C]`, as `reach` gives it.
+        reached: largest |Σ products| per output channel, `[C]`, as `reach` gives it.
 
     Returns:
-        The greatest magnitude per channel, `[C]` float64.
+        The largest magnitude per channel, `[C]` float64.
     """
     left = accumulator.qmax - reached.astype(np.float64)
     room = spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else accumulator.qmax
@@ -79,7 +79,7 @@ def limit_of(builder: PlanBuilder, kernel: Kernel, bound: int) -> Limit | None:
 
 
 def refuse_overflow(builder: PlanBuilder, kernel: Kernel, bound: int) -> None:
-    """Refuse averages and products that their accumulator cannot hold, by HardwareError.
+    """Reject averages and products that their accumulator cannot hold, by HardwareError.
 
     They are not simulated, so no such plan leaves this package.
     """
@@ -94,5 +94,5 @@ def refuse_overflow(builder: PlanBuilder, kernel: Kernel, bound: int) -> None:
 
 
 def bounded(bound: int, limit: Limit | None) -> int:
-    """Return the bound of what the accumulator hands on."""
+    """Return the bound of what the accumulator passes on."""
     return bound if limit is None else min(bound, -limit.qmin)

@@ -38,7 +38,7 @@ WeightMaker = Callable[[str, int, NDArray[np.float64]], WeightTensor]
 class PlanBuilder:
     """Collect the numbers of a plan in the making.
 
-    `raw` holds scales and `bounds` the greatest magnitudes of tensors that are handed on as accumulators.
+    `raw` holds scales and `bounds` the largest magnitudes of tensors that are passed on as accumulators.
     """
 
     graph: Graph
@@ -94,7 +94,7 @@ class PlanBuilder:
         return 0 if form is Form.RAW else self.quantizers[tensor].zero_point
 
     def peak(self, tensor: str, form: Form) -> int:
-        """Return the greatest magnitude of the integers q - z that a tensor can hold."""
+        """Return the largest magnitude of the integers q - z that a tensor can hold."""
         if form is Form.RAW:
             return self.bounds[tensor]
         quantizer = self.quantizers[tensor]

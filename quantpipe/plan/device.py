@@ -18,7 +18,7 @@ def plan_device(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Device:
     """Plan a kernel of a plug-in package.
 
     Raises:
-        HardwareError: where the hardware file has it read or hand on an accumulator.
+        HardwareError: where the hardware file has it read or pass on an accumulator.
         ConfigError: naming the package, where its rule raises, or gives what the integer form cannot use.
     """
     op = extend.op_of(kernel.op)

@@ -48,7 +48,7 @@ class Formula:
 
     @property
     def centred(self) -> Ints:
-        """Return q - z of each code, from the least on."""
+        """Return q - z of each code, from the smallest on."""
         codes = np.arange(self.data.dtype.qmin, self.data.dtype.qmax + 1, dtype=np.int64)
         return codes - self.data.zero_point
 
@@ -91,7 +91,7 @@ class Formula:
 
 
 def _exp(exponentials: Callable[[float, Ints], Ints]) -> Callable[[Formula], Ints]:
-    """exp(x) = exp(x - m) · 2^k with m = k·ln 2, the least m that no stored result exceeds; larger x saturate there.
+    """exp(x) = exp(x - m) · 2^k with m = k·ln 2, the smallest m that no stored result exceeds; larger x saturate there.
 
     So the exponentials are of numbers at most 0, as in a Softmax, and what is behind them is a power of two.
     """
@@ -132,7 +132,7 @@ SIGMOID_BITS = 8
 def _shift_gelu(f: Formula) -> Ints:
     """I-ViT's ShiftGELU, x · sigmoid(1.702·x) with 1.702 = 1 + 1/2 + 1/8 + 1/16 and exponentials by shifts.
 
-    I-ViT takes the greatest element of a row off before its exponentials; max(x, 0) of each element does the same.
+    I-ViT takes the largest element of a row off before its exponentials; max(x, 0) of each element does the same.
     """
     x = f.centred << 4
     x = x + (x >> 1) + (x >> 3) + (x >> 4)

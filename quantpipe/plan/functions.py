@@ -52,7 +52,7 @@ def plan_lookup(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     """Plan a function of one stored tensor as a table.
 
     Raises:
-        HardwareError: where the result would be handed on as an accumulator.
+        HardwareError: where the result would be passed on as an accumulator.
     """
     (data,) = _stored(builder, kernel)
     if kernel.form is Form.RAW:

@@ -2,7 +2,7 @@
 
 x86 without VNNI adds two uint8 x int8 products in int16 (`pairs.py`). Two weights of a pair that have the same sign and
 a sum of at most 32767 / qmax of the input (128 for 8 bits) cannot saturate. Each channel gets the scale, among some
-between its own and the one at which its worst pair fits, with the least error of its output.
+between its own and the one at which its worst pair fits, with the smallest error of its output.
 
 The error of an output is taken for inputs that are spread evenly over their range: of errors e of the weights it is
 var(x) Σe² + mean(x)² (Σe)². Limits of pairs shorten weights of one sign, so Σe would be far from 0 where inputs are
@@ -86,8 +86,8 @@ def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
 
     Args:
         steps: w / s.
-        low: least integer.
-        high: greatest integer.
+        low: smallest integer.
+        high: largest integer.
         most: the largest sum of two magnitudes.
     """
     found = intmath.nearest_step(steps, low, high)
@@ -122,7 +122,7 @@ class _Scales:
             self._factor, self._shares = 2.0 ** np.ceil(np.log2(self._factor)), np.array([0.0, 1.0])
 
     def chosen(self) -> WeightTensor:
-        """Return the weight with the scale of least error in each channel, or in the tensor where it has one scale."""
+        """Return the weight with the scale of smallest error in each channel, or in the tensor if it has one scale."""
         weight, count = self._weight, len(self._factor)
         errors = np.array([[e for part in self._parts() for e in self._tried(part, s)[2]] for s in self._shares])
         best = errors.argmin(axis=0) if self._per_channel else np.full(count, errors.sum(axis=1).argmin())
@@ -181,7 +181,7 @@ def _room(integers: Floats, low: int, high: int, most: int) -> Floats:
 
 
 def _balanced(integers: Floats, steps: Floats, mean: float, room: Floats) -> Floats:
-    """Integers some of which are rounded the other way, such that Σe² + (mean Σe)² is the least; `[O, K]` in steps."""
+    """Round some integers the other way, so that Σe² + (mean Σe)² is smallest; `[O, K]` in steps."""
     errors = integers - steps
     total = errors.sum(axis=1, keepdims=True)
     sign = np.where(total < 0, -1.0, 1.0)

@@ -106,11 +106,11 @@ def narrowed(builder: PlanBuilder, kernel: Kernel, fixed: FixedPoint) -> FixedPo
 
 
 def refuse_wide_products(kernel: Kernel, output: Requantize | None, bound: int) -> None:
-    """Refuse sums that cannot be multiplied by the device's fixed-point numbers in 64 bits.
+    """Reject sums that cannot be multiplied by the device's fixed-point numbers in 64 bits.
 
     Args:
         kernel: the kernel.
-        output: how its sums are narrowed; None: they are handed on.
+        output: how its sums are narrowed; None: they are passed on.
         bound: how large they can be.
 
     Raises:

@@ -80,7 +80,7 @@ def real_rows(table: RowTable, rows: slice | NDArray[np.int64] = slice(None)) ->
 
 
 def _grid(rows: Floats, bits: int, limits: TableLimits) -> tuple[Floats, Floats]:
-    """Scale and offset `[R]` of the range with the least squared error."""
+    """Scale and offset `[R]` of the range with the smallest squared error."""
     wide = rows.astype(np.float64)
     low, high = wide.min(axis=1, initial=np.inf), wide.max(axis=1, initial=-np.inf)
     if not limits.offset:

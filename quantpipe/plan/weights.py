@@ -108,7 +108,7 @@ def _raise_scale(
 
 
 def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the least and the greatest real value that a strategy gives a weight, `[C]` each.
+    """Return the minimum and maximum real value that a strategy gives a weight, `[C]` each.
 
     Args:
         thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.

@@ -30,7 +30,7 @@ APART_RATIO = 100.0
 
 
 OUTLIER_RATIO = 64.0
-"""The greatest value over what nine in ten do not reach: of 8 bits it leaves these two steps to each side."""
+"""The largest value over what nine in ten do not reach: of 8 bits it leaves these two steps to each side."""
 MOST = 0.9
 """The share of values that lie below outliers, at least."""
 

@@ -5,9 +5,9 @@ the loss is from. Then whether ranges that hold everything lose less than estima
 where they do not. Then, while the loss is beyond repair, more bits, where the device has some: all of them, which
 shows what they could gain at most, and as few as reach the aim. Then all light moves into float at once, and where
 they are not enough the layers that do an eighth of the multiplications together; each of them taken back alone, which
-shows what it is needed for; as many taken back as the loss allows, those that save most for the least harm first;
+shows what it is needed for; as many taken back as the loss allows, those that save most for the smallest harm first;
 what is left is split, as long as the budget lasts. Last, single moves of layers that multiply, each of which must
-mend a good part of the loss.
+fix a good part of the loss.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Selection:
         return found
 
     def _cheap(self) -> list[PrecisionMove]:
-        """Layers that do an eighth of the multiplications together: what one of them mends another may undo."""
+        """Layers that do an eighth of the multiplications together: what one of them fixes another may undo."""
         found: list[PrecisionMove] = []
         for move in sorted(self.heavy, key=lambda m: m.share):
             if sum(m.share for m in found) + move.share <= CHEAP_SHARE:
@@ -270,7 +270,7 @@ class Selection:
         return found
 
     def _heavy(self, found: Measured) -> Measured:
-        """Layers that multiply, those that mend most first."""
+        """Layers that multiply, those that fix most first."""
         share, gains = 0.0, []
         for move in self.heavy:
             if move.share <= HEAVY_SHARE and not self.moved.issuperset(move.nodes):

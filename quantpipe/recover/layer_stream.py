@@ -32,7 +32,7 @@ from quantpipe.types import Form
 Array = NDArray[Any]
 T = TypeVar("T")
 Numbers = tuple[np.float32, int, int, int]
-"""Scale, zero point, least and greatest integer."""
+"""Scale, zero point, minimum and maximum integer."""
 Weight = tuple[bytes | None, Callable[[], Array] | None]
 """A key that tells a weight from others, and what gives it; None of a unit's own."""
 

@@ -201,7 +201,7 @@ class _View:
 
     @property
     def extremes(self) -> Mapping[str, Range]:
-        """Return the least and the greatest value that calibration saw of each stored input."""
+        """Return the minimum and maximum value that calibration saw of each stored input."""
         group_of = self._walk.problem.topology.group_of
         return {t: self._walk.table.extremes(group_of[t]) for t in self.inputs if t in self._stored}
 

@@ -13,7 +13,7 @@ SEARCHED = ("gptq", "coordinate_descent")
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Refuse a parameter that is not a finite number of at least the least legal one, by ConfigError."""
+    """Reject a parameter that is not a finite number of at least the smallest legal one, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < inf:
         raise ConfigError(f"has {name}={value!r}; legal is {least:g} and above", where=KEY)
 
@@ -22,30 +22,30 @@ AUTO = "auto"
 
 
 def whole(name: str, value: int, least: int) -> None:
-    """Refuse a parameter that is not a whole number of at least `least`, by ConfigError."""
+    """Reject a parameter that is not a whole number of at least `least`, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"has {name}={value!r}; legal are integers, {least} and above", where=KEY)
 
 
 def share(name: str, value: float) -> None:
-    """Refuse a parameter that is not a number from 0 to less than 1, by ConfigError."""
+    """Reject a parameter that is not a number from 0 to less than 1, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"has {name}={value!r}; legal is 0 to less than 1", where=KEY)
 
 
 def one_of(name: str, value: object, legal: Sequence[str]) -> None:
-    """Refuse a parameter that is none of the legal values, by ConfigError."""
+    """Reject a parameter that is none of the legal values, by ConfigError."""
     if value not in legal:
         raise ConfigError(f"has {name}={value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}", where=KEY)
 
 
 def flag(name: str, value: object) -> None:
-    """Refuse a parameter that is neither true nor false, by ConfigError."""
+    """Reject a parameter that is neither true nor false, by ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"has {name}={value!r}; legal are true and false", where=KEY)
 
 
 def flag_or_auto(name: str, value: object) -> None:
-    """Refuse a parameter that is none of true, false and auto, by ConfigError."""
+    """Reject a parameter that is none of true, false and auto, by ConfigError."""
     if not isinstance(value, bool) and value != AUTO:
         raise ConfigError(f"has {name}={value!r}; legal are true, false and {AUTO}", where=KEY)

@@ -1,4 +1,4 @@
-"""Activation ranges chosen anew on the recovered, quantized network.
+"""Activation ranges chosen again on the recovered, quantized network.
 
 An estimator knows one tensor; what a range is worth depends on what the layers behind make of it. So ranges next to
 the present one are tried, those first whose own error (from the histogram of the float tensor) is least against the

@@ -29,7 +29,7 @@ _LEAST = 1e-12
 
 
 class PartialScoreBound:
-    """The greatest value (see `objective_value`) that is still possible. Metrics it does not know are not bounded."""
+    """The largest value (see `objective_value`) that is still possible. Metrics it does not know are not bounded."""
 
     def __init__(self, metric: str, reference: Reference) -> None:
         self._metric, self._reference = metric, reference
@@ -91,7 +91,7 @@ class _Sum:
             self._total += float(np.sum(difference**2)) * self._count / self._elements / self._variance
 
     def least(self) -> float:
-        """Return the least value that is still possible."""
+        """Return the smallest value that is still possible."""
         if self._distribution:
             return 0.0
         found = self._factor * self._total / self._count * (1 - _ROUND_OFF) - _LEAST

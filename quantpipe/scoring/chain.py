@@ -1,7 +1,7 @@
 """Running a candidate: the sections of the model one after the other, each in the form that is fastest here.
 
 A candidate's numbers in the sections up to a cut are one digest; the tensors at the cut are kept under it. Another
-candidate with the same digest starts there. Sessions are kept per section, so a change builds one section anew and not
+candidate with the same digest starts there. Sessions are kept per section, so a change builds one section again and not
 the whole model.
 """
 

@@ -34,7 +34,7 @@ class Algorithm(Protocol):
     It returns nothing, because the evaluator keeps the best; it does not handle the budget either: an exhausted
     budget ends the call from inside `evaluate`. What it asks may depend on (space, scores, rng) only, never on time
     or global state: that is all that makes a resumed search exact. The most precise point (`space.start`) comes first,
-    so that the least budget has an answer.
+    so that the smallest budget has an answer.
     """
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:

@@ -42,7 +42,7 @@ class Evaluator:
     """Answers points, each measured at most once (twice, if it was given up and its exact score is asked for later).
 
     measure: scores points, as `batching` says.
-    budget: where it refuses to go on; none by default.
+    budget: where it rejects to go on; none by default.
     log: where trials are kept, and those of an earlier run come from.
     on_trial: called with each newly measured trial and the best one so far.
     clock: seconds, for tests.

@@ -24,7 +24,7 @@ FORMAT = "quantpipe.trials"
 VERSION = 1
 DIGEST = "digest"
 TEMP_SUFFIX = ".quantpipe-tmp"
-"""Of a log that is being written anew; what a kill leaves of it goes with the next run in the folder."""
+"""Of a log that is being written again; what a kill leaves of it goes with the next run in the folder."""
 
 
 class TrialLog(Protocol):
@@ -58,7 +58,7 @@ class _Parsed:
 
 
 class JsonlLog:
-    """The log as a file. A file of another `origin` is refused with ArtifactError, on reading and on appending.
+    """The log as a file. A file of another `origin` is rejected with ArtifactError, on reading and on appending.
 
     With `space` each line also names the chosen options, for readers other than this program. `warn` is told what is
     dropped, once.

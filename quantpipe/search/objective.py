@@ -3,12 +3,12 @@
 `least_cost_within_tolerance`, which `auto` comes to: the lowest loss until the value is near the float model's. After
 that the lowest cost that keeps it near; of equal costs the lowest loss.
 `best_value_within_cost`: as good as possible while the cost stays under a limit.
-`weighted`: the greatest value - weight · cost / unit, the unit being the cost of the most precise point.
+`weighted`: the largest value - weight · cost / unit, the unit being the cost of the most precise point.
 `pareto`: all that nothing else beats in both; a rule picks one afterwards (`search/pareto.py`). Searches that need one
 order take the weighted one, with the tolerance as weight: so much value is worth the whole cost.
 
 `Score.value` is higher-is-better: the accuracy, or minus the KL divergence, or minus the mean squared error, or minus
-the greatest loss of all outputs (auto), or the average precision of a detector beside the float model's detections, or
+the largest loss of all outputs (auto), or the average precision of a detector beside the float model's detections, or
 what a function of the user's gives; so the float model's value is its accuracy, or 0, or 1, or what that function gives
 it. KL to
 the float output ranks candidates best and needs no labels (Spearman 0.92 to 0.97 against true accuracy, where accuracy
@@ -46,7 +46,7 @@ LOSSES = (Metric.AUTO, Metric.KL, Metric.MSE)
 
 
 class ObjectiveForm(StrEnum):
-    """Name what a search looks for: least cost, best value, a weighted sum of both, or a front."""
+    """Name what a search looks for: lowest cost, best value, a weighted sum of both, or a front."""
 
     LEAST_COST_WITHIN_TOLERANCE = "least_cost_within_tolerance"
     BEST_VALUE_WITHIN_COST = "best_value_within_cost"

@@ -30,7 +30,7 @@ def whole(key: str, value: Any, *, least: int, also: str = "") -> int:
     Args:
         key: the key of the configuration, as errors name it.
         value: the value of the configuration.
-        least: the least legal number.
+        least: the smallest legal number.
         also: what else is legal, as errors say it.
 
     Returns:
@@ -59,8 +59,8 @@ def real(
         key: the key of the configuration, as errors name it.
         value: the value of the configuration.
         above: what the number must exceed.
-        least: the least legal number.
-        most: the greatest legal number.
+        least: the smallest legal number.
+        most: the largest legal number.
         also: what else is legal, as errors say it.
 
     Returns:

@@ -61,7 +61,7 @@ class Pick:
     def __call__(self, points: Sequence[Trial], objective: Objective) -> Trial:
         """Return one trial of a front (cheapest first).
 
-        `within` with nothing near enough: the one of the greatest value.
+        `within` with nothing near enough: the one of the largest value.
         """
         if self.rule == "knee":
             return _knee(points)
@@ -78,7 +78,7 @@ class Pick:
 def _knee(points: Sequence[Trial]) -> Trial:
     """Return the trial farthest from the line between the two ends, both axes scaled to [0, 1].
 
-    Of equals it is the cheaper one. Fewer than three points have no knee: then it is the one of greatest value. Source:
+    Of equals it is the cheaper one. Fewer than three points have no knee: then it is the one of largest value. Source:
     Satopää et al., "Finding a Kneedle in a Haystack", 2011.
     """
     low, high = points[0].score, points[-1].score

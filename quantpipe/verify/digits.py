@@ -24,7 +24,7 @@ def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any
     Args:
         weight: integers less their zero points.
         axis: their axis of output channels.
-        peak: greatest magnitude of the data.
+        peak: largest magnitude of the data.
         carried: what the certificate says of the digits.
         where: the kernel, as errors name it.
 
@@ -41,10 +41,10 @@ def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any
 
 
 def digits(values: Array, count: int, bits: int) -> Iterator[Array]:
-    """Yield the whole numbers whose sum, times powers of 2^bits, is `values`; the greatest first, halves to even.
+    """Yield the integers whose sum, times powers of 2^bits, is `values`; the largest first, halves to even.
 
     Args:
-        values: whole numbers of any shape.
+        values: integers of any shape.
         count: how many digits there are.
         bits: the width of a digit.
 
@@ -75,8 +75,8 @@ def expect_parts(
 
     Args:
         weight: integers less their zero points, `[Cin, ...]`.
-        peaks: greatest magnitude of the whole sum per output channel.
-        peak: greatest magnitude of the input.
+        peaks: largest magnitude of the whole sum per output channel.
+        peak: largest magnitude of the input.
         parts: first and last channel of each part.
         half: what rounding adds.
         where: the kernel, as errors name it.

@@ -18,10 +18,10 @@ OF_SHAPES = frozenset({"Shape", "Size"})
 
 
 def check_ends(numbers: ClaimedNumbers, floats: set[str], *, tied: bool) -> None:
-    """Raise Wrong where a tensor enters or leaves the integer part otherwise than plan.json says.
+    """Raise Wrong where a tensor enters or leaves the integer part otherwise than in plan.json.
 
     Args:
-        numbers: what plan.json and the certificate say.
+        numbers: the content of plan.json and the certificate.
         floats: names of nodes that belong to no kernel.
         tied: a real tensor has the name that it has in the certificate; earlier versions do not claim it.
     """

@@ -1,4 +1,4 @@
-"""Weights in blocks with float scales, by which real numbers are multiplied: codes, scales and zero points in the file.
+"""Weights in blocks with float scales, by which floats are multiplied: codes, scales and zero points in the file.
 
 They stand behind DequantizeLinear with a `block_size`, or packed in MatMulNBits. What the products come to is float
 arithmetic, and not proved.
@@ -23,7 +23,7 @@ FLOAT32 = 1
 
 
 def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
-    """Check the weight of every node that multiplies real numbers by integers.
+    """Check the weight of every node that multiplies floats by integers.
 
     Args:
         plan: plan.json.

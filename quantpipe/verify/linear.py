@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 def held(dtype: np.dtype[Any]) -> int:
-    """Return the greatest whole number up to which a type holds them all."""
+    """Return the largest whole number up to which a type holds them all."""
     if dtype.kind == "f":
         return (1 << 24) - 1 if dtype.itemsize == 4 else (1 << 53) - 1
     return int(np.iinfo(dtype).max)

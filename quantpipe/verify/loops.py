@@ -1,7 +1,7 @@
 """Loops whose body multiplies a state by integer weights: their weights, scales and bounds, and the states they store.
 
-Each product reads the state behind QuantizeLinear, as integers or as whole numbers in floats, and its sums are scaled
-by the numbers of plan.json. What steps hand on goes through QuantizeLinear and DequantizeLinear before anything reads
+Each product reads the state behind QuantizeLinear, as integers or as integers in floats, and its sums are scaled
+by the numbers of plan.json. What steps pass on goes through QuantizeLinear and DequantizeLinear before anything reads
 it, first states in front of the loop. What else the body computes is float arithmetic, and not proved.
 """
 
@@ -142,7 +142,7 @@ class Body:
         return [*passed, codes]
 
     def handed_on(self, states: int) -> dict[int, str]:
-        """Return what makes the real numbers that go from step to step, by their place."""
+        """Return what makes the floats that go from step to step, by their place."""
         real = [v.type.tensor_type.elem_type in (0, onnx.TensorProto.FLOAT) for v in self._inputs[:states]]
         return {p: self._made(value) for p, value in enumerate(self._outputs[:states]) if real[p]}
 

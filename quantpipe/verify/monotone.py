@@ -40,7 +40,7 @@ def expect_rising(model: Model, value: str, sources: Mapping[str, tuple[Array, A
     Args:
         model: the realized model.
         value: the value.
-        sources: least and greatest value of each source, `[C, 1]` each.
+        sources: minimum and maximum value of each source, `[C, 1]` each.
 
     Raises:
         Wrong: where the value may fall.

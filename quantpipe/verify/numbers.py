@@ -26,7 +26,7 @@ class ClaimedNumbers:
         self.claims: Mapping[str, Any] = certificate["kernels"]
         self.form = str(certificate["form"])
         self.raw: dict[str, int] = {}
-        """Greatest magnitude of tensors that are handed on as accumulators."""
+        """Greatest magnitude of tensors that are passed on as accumulators."""
 
     def value(self, tensor: str, form: str = "quantized") -> str:
         """Return the name of the value in the model that holds a tensor."""
@@ -156,7 +156,7 @@ def reach(weight: Array, channel_axis: int, peak: int) -> Ints:
     Args:
         weight: integers less their zero points.
         channel_axis: their axis of output channels.
-        peak: greatest magnitude of the data.
+        peak: largest magnitude of the data.
 
     Returns:
         `[C]`, int64.

@@ -16,7 +16,7 @@ import onnx
 from quantpipe.verify.files import Folder, array_digest, canonical, data_digest, expect
 from quantpipe.verify.model import Model
 
-KEYS = ("inputs", "outputs", "opsets", "constants", "functions", "beside")
+KEYS = ("inputs", "outputs", "opsets", "constants", "functions", "auxiliary_nodes")
 """Keys of certificate.json that versions before them do not write."""
 OF_NODES = ("op_type", "domain", "inputs", "outputs", "attributes")
 
@@ -49,7 +49,7 @@ def check_real_part(folder: Folder, model: Model, floats: Collection[str]) -> No
     for key, ports in (("inputs", graph.input), ("outputs", graph.output)):
         found, wanted = [port.name for port in ports], certificate[key]
         expect(found == wanted, "model.onnx", f"its {key} are {found}, the certificate names {wanted}")
-    entries = {str(e["node"]): e for e in (*certificate["float_nodes"], *certificate["beside"])}
+    entries = {str(e["node"]): e for e in (*certificate["float_nodes"], *certificate["auxiliary_nodes"])}
     for node in model.nodes:
         unknown = node.name in floats and id(node) not in model.seen_nodes and node.name not in entries
         expect(not unknown, node.name, "it belongs to no kernel, and the certificate does not name it")

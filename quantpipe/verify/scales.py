@@ -155,11 +155,11 @@ def addition_offset(terms: Any, zero_point: int) -> np.float32:
 def fits_double(values: Array, most: float) -> bool:
     """Return whether sums of whole multiples of `values` up to `most` are exact in float64.
 
-    They are where all values are multiples of the least of their last bits, and the sums have at most 53 bits above it.
+    They are if all values are multiples of the smallest last bit, and the sums have at most 53 bits above it.
 
     Args:
-        values: real numbers of any shape.
-        most: greatest magnitude of a sum.
+        values: floats of any shape.
+        most: largest magnitude of a sum.
 
     Returns:
         True where nothing is rounded.

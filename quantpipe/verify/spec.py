@@ -73,11 +73,11 @@ def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 
 
 def clamp(values: NDArray[Any], bounds: Any) -> Ints:
-    """Return integers clamped between a least and a greatest one, or those of each channel.
+    """Return integers clamped between a least and a largest one, or those of each channel.
 
     Args:
         values: integers, `[C or 1, N]`.
-        bounds: the least and the greatest integer, a single number or `[C]` each.
+        bounds: the minimum and maximum integer, a single number or `[C]` each.
 
     Returns:
         The integers.
@@ -98,7 +98,7 @@ def parts(values: NDArray[np.float64]) -> tuple[Ints, Ints]:
         values: float32 values of any shape.
 
     Returns:
-        The whole numbers and the exponents, in the same shape.
+        The integers and the exponents, in the same shape.
 
     Raises:
         Wrong: where a value is no finite float32 number.
@@ -115,7 +115,7 @@ def scaled(value: Ints, exponent: Any, rounding: str) -> Ints:
     """Return round(value · 2^exponent).
 
     Args:
-        value: whole numbers of any shape.
+        value: integers of any shape.
         exponent: exponents that broadcast to them.
         rounding: how a fraction becomes an integer.
 

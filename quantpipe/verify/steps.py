@@ -37,7 +37,7 @@ def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDAr
         function: the function, of arguments `[C, K]`.
         levels: the levels, `[K]`.
         low: least argument, `[C, 1]`.
-        high: greatest argument, `[C, 1]`.
+        high: largest argument, `[C, 1]`.
         near: where to look first, `[C or 1, K]`.
 
     Returns:
@@ -64,7 +64,7 @@ def _reached(function: Function, levels: Ints, low: Ints, high: Ints) -> Callabl
 def _bisected(
     reached: Callable[[Ints], NDArray[np.bool_]], low: Ints, high: Ints, *, near: NDArray[np.float64]
 ) -> Ints:
-    """The least arguments in [low, high + 1] that reach their levels, `[C, K]`."""
+    """The smallest arguments in [low, high + 1] that reach their levels, `[C, K]`."""
     shape = (len(low), near.shape[1])
     width = 2 + np.abs(near) * 2.0**-21
     begin = np.broadcast_to(np.clip(near - width, low - 1, high).astype(np.int64), shape)

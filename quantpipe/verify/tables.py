@@ -20,7 +20,7 @@ Attributes = Mapping[str, Any]
 SLACK = 2.0**-19
 """Relative error of a float32 function that is put up with (sixteen steps of its last bit)."""
 SINGLE = 2.0**-22
-"""Error of a float32 sum, relative to the greatest of its terms (two steps of its last bit)."""
+"""Error of a float32 sum, relative to the largest of its terms (two steps of its last bit)."""
 
 
 def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, float], out: tuple[float, int, int, int],
@@ -31,7 +31,7 @@ def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, f
         table: the entries, `[rows, codes]`.
         function: its definition in plan.json.
         data: q - z of each code, and its scale.
-        out: scale, zero point, least and greatest entry.
+        out: scale, zero point, minimum and maximum entry.
         where: the kernel, as errors name it.
 
     Raises:

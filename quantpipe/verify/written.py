@@ -41,7 +41,7 @@ class Written:
     # --- sums of products ---------------------------------------------------------------------------------------------
 
     def accumulate(self) -> tuple[Array, Ints]:
-        """Return the weight less its zero points, and the greatest sum of each channel.
+        """Return the weight less its zero points, and the largest sum of each channel.
 
         Its result is as specified.
         """
@@ -210,7 +210,7 @@ class Written:
         return found
 
     def _handed_on(self, types: Mapping[str, Any], ends: tuple[Ints, Ints], bounds: tuple[int, int] | None) -> None:
-        """An accumulator that is handed on is the sum itself, or what its type leaves of it."""
+        """An accumulator that is passed on is the sum itself, or what its type leaves of it."""
         if set(types) == {self.result}:
             return
         low, high = (v.reshape(-1, 1) for v in ends)
@@ -252,7 +252,7 @@ def narrowing_equal(
         result: the narrowed value.
         types: accumulators and their NumPy types.
         numbers: the entry of plan.json.
-        reach: least and greatest accumulator, `[C]` each, and the bounds.
+        reach: minimum and maximum accumulator, `[C]` each, and the bounds.
         claim: what the certificate says of departures.
         where: the kernel, as errors name it.
 

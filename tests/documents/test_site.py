@@ -165,7 +165,7 @@ SETTINGS = {
 
 
 def test_the_table_beside_other_tools_is_in_the_results() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8").split("## Beside other tools")[1].split("\n## ")[0]
+    page = (ROOT / "README.md").read_text(encoding="utf-8").split("## Compared with other tools")[1].split("\n## ")[0]
     table = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")
     ]

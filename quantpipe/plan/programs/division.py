@@ -1,4 +1,4 @@
-"""A quotient of two activations in integers: one division of whole numbers, finer than the result by some bits.
+"""A quotient of two activations in integers: one division of integers, finer than the result by some bits.
 
 With x and y the operands less their zero points, a / b = (s_a / s_b) · x / y. The quotient ⌊x · 2^f / y⌋ (towards zero)
 is an accumulator of scale (s_a / s_b) · 2^-f, which the device narrows as any other. Formulas: docs/numerics.md.

@@ -1,4 +1,4 @@
-"""Exponentials in integers as devices form them: exp of what a row lies below its greatest element, for each code.
+"""Exponentials in integers as devices form them: exp of what a row lies below its largest element, for each code.
 
 Each function gives, for differences d = 0, -1, …, -span of stored integers of one scale, the integers of exp(d·s): a
 table that the device computes on the way, exactly as it does. Plain NumPy in int64.
@@ -35,7 +35,7 @@ def tflite_exponentials(scale: float, span: int) -> Ints:
 
     Args:
         scale: the scale of the input, times the op's beta.
-        span: the greatest difference of two integers.
+        span: the largest difference of two integers.
 
     Returns:
         The exponentials, `[span + 1]`.
@@ -80,7 +80,7 @@ def table_exponentials(scale: float, span: int, bits: int) -> Ints:
 
     Args:
         scale: the scale of the input.
-        span: the greatest difference of two integers.
+        span: the largest difference of two integers.
         bits: binary digits of the entries.
 
     Returns:
@@ -94,11 +94,11 @@ FINE_BITS = 10
 
 
 def finer(scale: float, values: Ints) -> tuple[float, Ints]:
-    """Return whole numbers shifted left until their scale is below 2^-10, so that ln 2 and 1 are many steps.
+    """Return integers shifted left until their scale is below 2^-10, so that ln 2 and 1 are many steps.
 
     Args:
         scale: the scale of the numbers; one that is below 2^-10 stays.
-        values: whole numbers, any shape.
+        values: integers, any shape.
 
     Returns:
         The scale then, and the numbers in the same shape.
@@ -118,7 +118,7 @@ def shift_exponentials(scale: float, differences: Ints) -> Ints:
 
     Args:
         scale: the scale of the differences.
-        differences: whole numbers at most 0, any shape.
+        differences: integers at most 0, any shape.
 
     Returns:
         The exponentials, in the same shape.
@@ -144,7 +144,7 @@ def polynomial_exponentials(scale: float, differences: Ints) -> Ints:
 
     Args:
         scale: the scale of the differences.
-        differences: whole numbers at most 0, any shape.
+        differences: integers at most 0, any shape.
 
     Returns:
         The exponentials, in the same shape, in steps that are the same for all.

@@ -25,17 +25,17 @@ INT16 = (DType.INT16.qmin, DType.INT16.qmax)
 
 
 def entries(function: Function, least: Real, greatest: Real, factor: Real, *, bounds: tuple[int, int] = INT16) -> Ints:
-    """Return the table of a function over [least, greatest].
+    """Return the table of a function over [least, largest].
 
     Half the error that the line makes in the middle of a piece is taken off its first entry, so that the error is
-    shared by both. All is computed in the float type of `least`, `greatest` and `factor`.
+    shared by both. All is computed in the float type of `least`, `largest` and `factor`.
 
     Args:
         function: the function of arrays.
         least: the real value of the code -2^15.
         greatest: that of 2^15 - 1.
         factor: stored integers per unit of the result.
-        bounds: the least and the greatest entry, from the result's zero point.
+        bounds: the minimum and maximum entry, from the result's zero point.
 
     Returns:
         The entries, `[513]`.
@@ -56,7 +56,7 @@ def between(codes: Ints, table: Ints) -> Ints:
     """Return what a table gives for 16-bit codes.
 
     Args:
-        codes: whole numbers in [-2^15, 2^15), any shape.
+        codes: integers in [-2^15, 2^15), any shape.
         table: the entries, `[513]`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""LogSoftmax in integers: the difference to the greatest, less the logarithm of the row's sum of exponentials.
+"""LogSoftmax in integers: the difference to the largest, less the logarithm of the row's sum of exponentials.
 
 ln Σ = k · ln 2 + ln(1 + x), where k is the place of the sum's first binary digit and x its rest, looked up in a table
 of 513 entries. Formulas: docs/numerics.md.

@@ -47,7 +47,7 @@ def normalized(
         writer: the program in the making.
         data: how the input is stored.
         what: the normalization.
-        finest: the least step that the device can narrow to the result's, in real units.
+        finest: the smallest step that the device can narrow to the result's, in real units.
 
     Returns:
         The accumulator, and the real units of one of its steps.

@@ -1,4 +1,4 @@
-"""Softmax in integers: a table of exponentials over what each element lies below its row's greatest, and a reciprocal.
+"""Softmax in integers: a table of exponentials over what each element lies below its row's largest, and a reciprocal.
 
 Sources: TensorFlow Lite, reference/softmax.h and internal/common.h (GetReciprocal, LUTLookup); gemmlowp, fixedpoint.h;
 CMSIS-NN, arm_softmax_s8 and arm_softmax_s16; I-ViT (Li and Gu, ICCV 2023), Shiftmax; I-BERT (Kim et al., ICML 2021),
@@ -100,14 +100,14 @@ def divided_softmax(
 
 
 def below_greatest(writer: ProgramWriter, axes: tuple[int, ...]) -> tuple[ProgramValue, int]:
-    """Write how far each element lies below the greatest of its row, counted from the farthest: 0 … span.
+    """Write how far each element lies below the largest of its row, counted from the farthest: 0 … span.
 
     Args:
         writer: the program in the making.
         axes: the axis of a row.
 
     Returns:
-        The index into a table of exponentials, and its greatest value.
+        The index into a table of exponentials, and its largest value.
     """
     x = writer.operand()
     span = x.high - x.low
@@ -175,7 +175,7 @@ def long_exponentials(scale: float, span: int, rounding: FixedRounding = FixedRo
 
     Args:
         scale: the scale of the input, times the op's beta.
-        span: the greatest difference of two integers.
+        span: the largest difference of two integers.
         rounding: how often a fixed-point product is rounded.
 
     Returns:

@@ -1,7 +1,7 @@
 """Write the steps of an integer program, and know how large each value can be.
 
 Bounds follow from the operands' by interval arithmetic in Python's own integers. A step that could leave int64 (with
-the room that shifts need) is refused, so no program that leaves this module can overflow.
+the room that shifts need) is rejected, so no program that leaves this module can overflow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ProgramValue:
 
     @property
     def peak(self) -> int:
-        """Return the greatest magnitude."""
+        """Return the largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
 
@@ -111,7 +111,7 @@ class ProgramWriter:
         return self._step(StepOp.CLIP, (a,), *bounds, numbers=np.asarray([low, high], np.int64))
 
     def max_over(self, a: ProgramValue, axes: tuple[int, ...]) -> ProgramValue:
-        """Write the greatest a along axes, which stay."""
+        """Write the largest a along axes, which stay."""
         return self._step(StepOp.MAX_OVER, (a,), a.low, a.high, axes=axes)
 
     def sum_over(self, a: ProgramValue, axes: tuple[int, ...], count: int) -> ProgramValue:

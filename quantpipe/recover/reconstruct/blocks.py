@@ -56,16 +56,16 @@ def solve_blocks(
     options: LayerOptions,
     layout: BlockLayout,
 ) -> tuple[Solved, NDArray[np.float32], BlockGrid]:
-    """Return the integers of least expected error for one layer in blocks.
+    """Return the integers of smallest expected error for one layer in blocks.
 
-    What the blocks have (multipliers, or float scales, and zero points) is chosen anew, by the diagonal of H. The scale
-    of a channel stays, unless its bias needs a greater one.
+    Multipliers (or float scales) and zero points of the blocks are chosen again, by the diagonal of H. The scale of a
+    channel stays, unless its bias needs a greater one.
 
     Args:
         weight: the float weights, `[G, O, K]`.
         moments: moments of the layer's input.
         start: the weight as the plan has it.
-        floor: the least scale that the bias allows, `[C]`, or all alike.
+        floor: the smallest scale that the bias allows, `[C]`, or all alike.
         schema: how ranges become scales.
         options: how the weights are found.
         layout: where the weights lie.

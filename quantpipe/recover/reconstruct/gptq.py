@@ -1,6 +1,6 @@
 """Rounding a layer's weights so that its output error is small: E[(ŵ - w) H (ŵ - w)ᵀ] for several scales at once.
 
-Shapes: targets `[G, O, K]`, scales `[S, G, O]`, least and greatest integers `[G, O]`, H `[G, K, K]`; integers and
+Shapes: targets `[G, O, K]`, scales `[S, G, O]`, minimum and maximum integers `[G, O]`, H `[G, K, K]`; integers and
 errors come back per scale, `[S, G, O, K]` and `[S, G, O]`. Scales may be those of single weights, `[S, G, O, K]`, as in
 blocks, and bounds likewise, `[G, O, K]`. Inside, columns stand first: `[K, G, S·O]`, all rows of weights at once.
 """
@@ -23,7 +23,7 @@ BLOCK = 64
 SWEEPS = 20
 
 Rounding = Callable[[Floats, Floats, Bounds], Rounded]
-"""(target, scales, least and greatest integers) -> integers, errors. Rows of weights do not see one another: any part
+"""(target, scales, minimum and maximum integers) -> integers, errors. Rows of weights do not see one another: any part
 of them can be rounded by itself."""
 
 

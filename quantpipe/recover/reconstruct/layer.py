@@ -71,7 +71,7 @@ class LayerOptions:
 class WeightGrid:
     """State the integers that a weight may have.
 
-    `bounds` are the least and the greatest of them less the zero point (which stays as it is), scalars or `[G, O]`.
+    `bounds` are the minimum and maximum of them less the zero point (which stays as it is), scalars or `[G, O]`.
     `per_channel`: whether each output channel has a scale of its own. `pairs`: what limits two weights together.
     """
 
@@ -111,13 +111,13 @@ def solve(
     grid: WeightGrid,
     options: LayerOptions,
 ) -> Solved:
-    """Return the integers and scales of least expected error for one layer.
+    """Return the integers and scales of smallest expected error for one layer.
 
     Args:
         weight: the float weights, `[G, O, K]`.
         moments: moments of the layer's input.
         start: the scale that the plan would use, `[G, O]`.
-        floor: the least scale that the bias allows, `[G, O]`.
+        floor: the smallest scale that the bias allows, `[G, O]`.
         grid: the integers that a weight may have.
         options: how the weights are found.
 
@@ -155,7 +155,7 @@ def solve(
 def _best(
     target: Floats, scales: Floats, bounds: tuple[Floats, Floats], rounded: Rounding, *, per_channel: bool
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return integers at the scales of least error, and which of the `[S, G, O]` scales these are, `[G, O]`.
+    """Return integers at the scales of smallest error, and which of the `[S, G, O]` scales these are, `[G, O]`.
 
     The scale is chosen for each channel, or for the tensor.
     """
@@ -255,7 +255,7 @@ def _candidates(
 def _least_scale(
     target: Floats, bounds: tuple[Floats, Floats], start: NDArray[np.float32], per_channel: bool
 ) -> Floats:
-    """The least scale `[G, O]` at which the integers low..high hold a whole target; `start` where nothing needs one."""
+    """The smallest scale `[G, O]` at which the integers low..high hold a target; `start` where nothing needs one."""
     needed = np.zeros(start.shape)
     for end, steps in ((target.min(axis=2), bounds[0]), (target.max(axis=2), bounds[1])):
         needed = np.maximum(needed, np.divide(end, steps, out=np.zeros_like(needed), where=steps != 0))

@@ -51,7 +51,7 @@ class WeightLayer:
         return self.site.axis is not None
 
     def floor(self, input_scale: float, bias: Floats | None) -> Floats:
-        """Return the least weight scale per output channel at which a bias still fits.
+        """Return the smallest weight scale per output channel at which a bias still fits.
 
         Args:
             input_scale: real units per step of the input.

@@ -2,7 +2,7 @@
 
 The tensor then needs a smaller range. Where a clamp can have the limits that go with it, the function stays the same,
 and each tensor is centred: a symmetric schema then spends no codes on the side that a Relu leaves empty. Where it
-cannot, only what a channel always exceeds is taken off: max(0, least value, or mean - 3 deviations if that is less)
+cannot, only what a channel always exceeds is taken off: max(0, lowest value, or mean - 3 deviations if that is less)
 (high-bias absorption, Nagel et al. 2019, section 4.1.3, with measured figures). Pure: takes pairs of layers and their
 channels' extremes, gives changes of channels.
 """

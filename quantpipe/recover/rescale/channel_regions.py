@@ -157,7 +157,7 @@ class _Finder:
     def _own_view(self, producer: Node, axis: int) -> Node | None:
         """Return the one node that lays the rows of a producer flat for layers, where others read them, too.
 
-        Both run in real numbers, so that a copy of the producer is no kernel, and has no scale.
+        Both run in floats, so that a copy of the producer is no kernel, and has no scale.
         """
         tensor = producer.outputs[0]
         consumers = self._readers(tensor)

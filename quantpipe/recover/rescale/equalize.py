@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 POWER_OF_TWO = "power_of_two"
 FACTORS = ("real", POWER_OF_TWO)
 APART = 64.0
-"""The greatest channel over the middle one, from which on channels lie far apart: of 8 bits it leaves half of them four
+"""The largest channel over the middle one, from which on channels lie far apart: of 8 bits it leaves half of them four
 steps or fewer."""
 STILL = 1e-3
 """Pairs are at rest when no factor differs from 1 by more."""
@@ -147,7 +147,7 @@ class _Pair:
     def _room(
         self, extremes: Mapping[str, ChannelExtremes], channel_bounds: bool
     ) -> tuple[Floats, Floats, tuple[float, float] | None]:
-        """Least and greatest factors, and the limits that the clamp keeps where it cannot have others."""
+        """Least and largest factors, and the limits that the clamp keeps where it cannot have others."""
         link = self.link
         # No channel grows beyond its tensor's own range, which would cost all the others resolution.
         least = np.maximum(_share(extremes[link.tensor]), _share(extremes[link.clamp_output]))
@@ -169,7 +169,7 @@ class _Pair:
 
 
 def _share(seen: ChannelExtremes) -> Floats:
-    """The peak of each channel as a share of the greatest; 1 where all are 0."""
+    """The peak of each channel as a share of the largest; 1 where all are 0."""
     peak = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))
     return np.asarray(peak / peak.max() if peak.max() > 0 else np.ones_like(peak))
 

@@ -1,6 +1,6 @@
 """Which channels of a tensor, or columns of a weight, are worth a copy: those that alone set the step of all others.
 
-As Zhao et al. 2019 choose them: again and again the channel with the greatest peak gets one part more.
+As Zhao et al. 2019 choose them: again and again the channel with the largest peak gets one part more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARE, FEW = 0.05, 3
 """So many copies, at most: a share of the channels, or a few where that is less."""
 
 WORTH = 0.8
-"""Of the greatest peak: where copies leave more than this share of it, they are not worth their cost."""
+"""Of the largest peak: where copies leave more than this share of it, they are not worth their cost."""
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def copies(peaks: Floats) -> tuple[int, ...]:
     """Return the channels to copy, each as often as it is copied, in order; none where that would not help.
 
     Args:
-        peaks: the greatest magnitude of each channel, `[C]` float64.
+        peaks: the largest magnitude of each channel, `[C]` float64.
     """
     parts = np.ones(len(peaks))
     best, taken = peaks.max(initial=0.0), parts
@@ -77,7 +77,7 @@ def _link(way: SplitPath, tensor: str) -> LayerPair:
 
 
 def _columns(graph: Graph, topology: Topology, way: SplitPath, weight: str) -> Floats:
-    """The greatest magnitude that each channel of a way is multiplied by, `[C]`."""
+    """The largest magnitude that each channel of a way is multiplied by, `[C]`."""
     node = next(graph.by_name[name] for name in way.consumers if topology.kernel_of[name].weight == weight)
     features = way.channels * way.repeats
     found = COLUMNS[node.op].magnitudes(node, graph.constant(weight).astype(np.float64), features)

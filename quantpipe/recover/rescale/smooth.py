@@ -30,7 +30,7 @@ from quantpipe.types import Topology
 class Smoothing:
     """State how scales move from activations to weights.
 
-    `alphas`: candidates; the one with the least KL on the calibration samples is taken.
+    `alphas`: candidates; the one with the smallest KL on the calibration samples is taken.
     """
 
     alphas: Sequence[float] = (0.25, 0.5, 0.75)

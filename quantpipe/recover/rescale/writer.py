@@ -40,7 +40,7 @@ class Writer:
         Args:
             node: the node.
             port: the port of the constant.
-            value: its new content, real numbers.
+            value: its new content, floats.
         """
         name = node.inputs[port]
         dtype = self._graph.constant_tensor(name).dtype.numpy()

@@ -145,7 +145,7 @@ def useful(table: Table) -> Table:
 
 
 def rebased(table: Table) -> tuple[list[Option], Table]:
-    """Return per choice the option of the least loss, and all options with losses and savings against that one."""
+    """Return per choice the option of the smallest loss, and all options with losses and savings against that one."""
     origin = [min(options, key=lambda o: (o.loss, -o.saved, o.index)) for options in table]
     pairs = zip(table, origin, strict=True)
     return origin, [[Option(o.index, o.loss - b.loss, o.saved - b.saved) for o in options] for options, b in pairs]
@@ -212,7 +212,7 @@ def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: 
 
 
 def weighed(table: Table, price: float) -> list[Option]:
-    """Return per choice the option of the least loss - price · saved: the best combination where nothing is limited."""
+    """Return per choice the option with the lowest loss - price · saved: the best combination without limits."""
     return [min(options, key=lambda o: (o.loss - price * o.saved, o.index)) for options in table]
 
 

@@ -3,7 +3,7 @@
 `search.py` of ZihengJiang/tvm-hago, the code of the RFC: T from 0.5 to 5e-4, T *= 0.99 per step (688 steps); a
 neighbour changes 10 % of the dimensions by uniform {-2..2}, clamped; a worse one is accepted with probability
 exp(-(increase) / T). Here the energy is `Objective.energy`, which counts cost as well as value, and the walk starts at
-the most precise point instead of a random one, so that the least budget has a safe answer.
+the most precise point instead of a random one, so that the smallest budget has a safe answer.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def optuna_quietly() -> Iterator[Any]:
 
 
 def distributions(optuna: Any, space: ChoiceSpace, only: Sequence[int]) -> dict[str, Any]:
-    """Return the options of some choices by index: whole numbers where they are graded, else categories."""
+    """Return the options of some choices by index: integers where they are graded, else categories."""
     found: dict[str, Any] = {}
     for i in only:
         count = len(space.choices[i].options)

@@ -25,7 +25,7 @@ _VIOLATION = "violation"
 class Evolutionary:
     """Generations of `population` points; the first one begins with those of equal precision everywhere.
 
-    `mutation`: probability that a choice of a child is drawn anew, as a multiple of 1 / number of choices.
+    `mutation`: probability that a choice of a child is drawn again, as a multiple of 1 / number of choices.
     """
 
     population: int = 20

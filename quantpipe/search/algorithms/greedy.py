@@ -23,7 +23,7 @@ from quantpipe.types import ChoiceSpace, Point, Score
 
 
 class Order(StrEnum):
-    """In which order choices are lowered: least loss per saved cost first (one more batch), or the space's own."""
+    """In which order choices are lowered: lowest loss per saved cost first (one more batch), or the space's own."""
 
     SENSITIVITY = "sensitivity"
     TOPOLOGICAL = "topological"
@@ -34,7 +34,7 @@ class Greedy:
     """Walk down from the most precise point, one choice by one option at a time.
 
     Within a tolerance the walk begins at a better point that the space is given to begin with, where there is one.
-    Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
+    Within a tolerance, the same choice is lowered until that is rejected, round after round. Within a cost, the choice
     that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits;
     where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
@@ -113,7 +113,7 @@ class Greedy:
         point: Point,
         score: Score,
     ) -> list[int]:
-        """Return the choices that saved nothing so far and do now, least loss per saved cost first.
+        """Return the choices that saved nothing so far and do now, lowest loss per saved cost first.
 
         A kernel is as fast as the widest of its operands lets it be: the second of them saves only behind the first.
         """
@@ -134,7 +134,7 @@ class Greedy:
         point: Point,
         score: Score,
     ) -> tuple[Point, Score, list[int]]:
-        """Lower the choices in turns, until each was refused once more.
+        """Lower the choices in turns, until each was rejected once more.
 
         The last of the result are those that saved nothing any more, and left the turns.
         """

@@ -251,7 +251,7 @@ class _Run:
     def _spread(self, table: Table, rounds: int) -> Iterator[tuple[Point, Score]]:
         """Yield plans where cost and value are weighed.
 
-        They are made by several prices of cost, or, for a front, by costs from the least to the greatest.
+        They are made by several prices of cost, or, for a front, by costs from the smallest to the largest.
         """
         if self.objective.form is ObjectiveForm.WEIGHTED:
             price = self.objective.trade / self.objective.cost_unit

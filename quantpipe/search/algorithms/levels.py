@@ -27,7 +27,7 @@ def level(space: ChoiceSpace, index: int) -> Point:
 
 
 def levels(space: ChoiceSpace) -> list[Point]:
-    """Return all levels from the most to the least precise, each once."""
+    """Return all levels from the most to the smallest precise, each once."""
     return list(dict.fromkeys(level(space, i) for i in range(depth(space) + 1)))
 
 
