@@ -89,7 +89,7 @@ def _parameters(kernel: Kernel, graph: Graph, numbers: KernelPlan) -> dict[str, 
         return {}
     data = {operand.port for operand in kernel.operands}
     known = {p: graph.constant(t) for p, t in enumerate(node.inputs) if t and p not in data and graph.is_constant(t)}
-    found = {str(p): digest_array(a) for p, a in known.items() if a.dtype.kind in "iub" or a.size > 1}
+    found = {str(p): digest_array(a) for p, a in known.items() if a.dtype.kind in "iub" or a.size != 1}
     return {"parameters": found} if found else {}
 
 

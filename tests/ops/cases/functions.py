@@ -216,7 +216,8 @@ def sub_activations(net: Net) -> None:
 
 @case
 def resize_nearest(net: Net) -> None:
-    between(net, "Resize", "", net.constant(np.float32([1, 1, 2, 2])), mode="nearest", nearest_mode="floor",
+    region = net.constant(np.zeros(0, np.float32))  # empty, as PyTorch writes it at opset 11
+    between(net, "Resize", region, net.constant(np.float32([1, 1, 2, 2])), mode="nearest", nearest_mode="floor",
             coordinate_transformation_mode="asymmetric")  # fmt: skip
 
 
