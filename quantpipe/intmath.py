@@ -118,7 +118,7 @@ def scales_zero_points(
     qmin, qmax = integer_bounds(bits, dtype, schema, positive=positive)
     empty = (lows == 0.0) & (highs == 0.0)
     if affine:
-        steps = (1 << bits) - (schema.denominator is Denominator.MAX)
+        steps = affine_steps(bits, schema)
         scale = _storable(highs / steps - lows / steps, empty, schema.power_of_two)
         # A range whose ends are far apart in size is anchored at its low end: qmin <-> low (ONNX, TFLite).
         zero = np.clip(round_real(qmin - lows / scale), qmin, qmax).astype(np.int64)
@@ -127,6 +127,11 @@ def scales_zero_points(
     scale = _storable(np.maximum(-lows, highs) / steps, empty, schema.power_of_two)
     middle = 0 if dtype.signed or positive else 1 << (bits - 1)
     return scale, np.full(scale.shape, middle, dtype=np.int64), qmin, qmax
+
+
+def affine_steps(bits: int, schema: TensorSchema) -> int:
+    """Return the divisor of an asymmetric range: 2^b or 2^b - 1, by the schema's denominator."""
+    return (1 << bits) - (schema.denominator is Denominator.MAX)
 
 
 def symmetric_steps(bits: int, dtype: DType, schema: TensorSchema) -> int:

@@ -1,0 +1,125 @@
+"""Round a tensor to a grid of integers, with the gradient that an algorithm gives the rounding.
+
+A grid has a scale s, a zero point z and integers from qmin to qmax. The result is s·(clip(R(x / s) + z) - z), where R
+rounds to the nearest integer, ties to even, as ONNX QuantizeLinear does. The gradients are these:
+
+- `scale` (LSQ, arXiv 1902.08153): x has the gradient 1 inside and 0 outside; s has R(v) - v inside, with v = x / s, and
+  the bound outside; z has 0 inside and -s outside (LSQ+, arXiv 2004.09576).
+- `clip` (PACT, arXiv 1805.06085): x has 1 inside and 0 outside; the ends `low` and `high` have 1 where x is beyond.
+- `soft` (DSQ, arXiv 1908.05033): as `clip`, with the slope of a soft staircase inside.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SCALE, CLIP, SOFT = "scale", "clip", "soft"
+
+DSQ_ALPHA = 0.4
+"""Distance of the soft staircase from the hard one at the middle of a step (a in the paper)."""
+DSQ_SLOPE = math.log(2 / DSQ_ALPHA - 1)
+DSQ_HEIGHT = 1 / (1 - DSQ_ALPHA)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchGrid:
+    """Hold a grid as tensors: `scale` and `zero` float, `()` or shaped to broadcast; `low`, `high` are its real ends.
+
+    `zero`, `low` and `high` follow from learned numbers, as `scale` does.
+    """
+
+    scale: Tensor
+    zero: Tensor
+    low: Tensor
+    high: Tensor
+    qmin: int
+    qmax: int
+
+    def detached(self) -> TorchGrid:
+        """Return the grid without gradients."""
+        ends = (self.scale.detach(), self.zero.detach(), self.low.detach(), self.high.detach())
+        return TorchGrid(*ends, self.qmin, self.qmax)
+
+
+def fake_quantize(x: Tensor, grid: TorchGrid, gradient: str, codes: Tensor | None = None) -> Tensor:
+    """Return x on the grid, with a gradient for the numbers of the grid.
+
+    `codes`: the integers q, where something else than rounding to the nearest has chosen them.
+    """
+    found: Tensor = _FakeQuantize.apply(
+        x, grid.scale, grid.zero, grid.low, grid.high, (grid.qmin, grid.qmax, gradient, codes)
+    )
+    return found
+
+
+def codes_of(x: Tensor, grid: TorchGrid) -> Tensor:
+    """Return the integers q of a tensor on the grid, as floats."""
+    return torch.clamp(torch.round(x / grid.scale) + grid.zero, grid.qmin, grid.qmax)
+
+
+def scaled_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return x, whose gradient is multiplied by a factor."""
+    return x * factor + (x * (1 - factor)).detach()
+
+
+def straight_through(value: Tensor, x: Tensor) -> Tensor:
+    """Return `value`, with the gradient of x."""
+    return x + (value - x).detach()
+
+
+class _FakeQuantize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, low: Tensor, high: Tensor, how: Any) -> Tensor:
+        qmin, qmax, _, codes = how
+        ctx.how = how
+        ctx.save_for_backward(x, scale, zero, low, high)
+        if codes is None:
+            codes = torch.round(x / scale).add_(zero).clamp_(qmin, qmax)
+        return (codes - zero).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        x, scale, zero, low, high = ctx.saved_tensors
+        qmin, qmax, kind, codes = ctx.how
+        v = x / scale
+        shifted = v + zero
+        below, above = shifted <= qmin, shifted >= qmax
+        inside = ~(below | above)
+        through = gradient * inside
+        if kind == SCALE:
+            found = _scale_gradients(ctx, gradient, v, zero, scale, (qmin, qmax, codes, inside, below))
+            return through, *found, None, None, None
+        if kind == SOFT:
+            place = v - torch.floor(v) - 0.5
+            through = through * (DSQ_HEIGHT * DSQ_SLOPE / 2 * (1 - torch.tanh(DSQ_SLOPE * place) ** 2))
+        ends = [
+            _summed(gradient * side, end) if ctx.needs_input_grad[number] else None
+            for number, side, end in ((3, below, low), (4, above, high))
+        ]
+        return through, None, None, *ends, None
+
+
+def _scale_gradients(
+    ctx: Any, gradient: Tensor, v: Tensor, zero: Tensor, scale: Tensor, how: tuple[Any, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of scale and zero point."""
+    qmin, qmax, codes, inside, below = how
+    of_scale = of_zero = None
+    if ctx.needs_input_grad[1]:
+        rounded = torch.round(v) if codes is None else codes - zero
+        bound = torch.where(below, qmin - zero, qmax - zero)
+        of_scale = _summed(gradient * torch.where(inside, rounded - v, bound), scale)
+    if ctx.needs_input_grad[2]:
+        of_zero = _summed(gradient * ~inside * -scale, zero)
+    return of_scale, of_zero
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient summed over the axes along which `like` was broadcast."""
+    return gradient.sum_to_size(like.shape).to(like.dtype)

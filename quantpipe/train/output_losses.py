@@ -1,0 +1,87 @@
+"""The loss of training: what outputs lose against the float model's, in the units of `metrics.losses`, or labels.
+
+Class scores lose KL(p_float || p) in nats, other floats their squared error as a share of the float output's variance.
+Losses of several outputs, and of the parts of one output, are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quantpipe.oprules.parts import Part
+
+KL, MSE = "kl", "mse"
+SUM_TOLERANCE = 1e-3
+"""Difference from 1 up to which rows of scores count as probabilities."""
+
+
+@dataclass(frozen=True)
+class OutputTarget:
+    """Name an output, its loss (`kl` or `mse`), the loss's factor, and its parts (none: as a whole)."""
+
+    output: str
+    kind: str
+    factor: float = 1.0
+    parts: tuple[Part, ...] = ()
+
+
+class OutputLosses:
+    """Compute the loss of a batch. `references`: the float model's outputs over all samples, batch by batch."""
+
+    def __init__(self, targets: Sequence[OutputTarget], references: Sequence[Mapping[str, Tensor]]) -> None:
+        self._targets = tuple(targets)
+        self._variance: dict[tuple[str, int], float] = {}
+        self._probable: dict[str, bool] = {}
+        for target in self._targets:
+            outputs = [found[target.output] for found in references]
+            self._probable[target.output] = all(_are_probabilities(output) for output in outputs)
+            for number in range(len(target.parts) or 1):
+                values = torch.cat([_part(target, number, output).flatten().double() for output in outputs])
+                finite = values[torch.isfinite(values)]
+                self._variance[target.output, number] = float(finite.var(correction=0)) if len(finite) > 1 else 0.0
+
+    def __call__(self, references: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss of a batch, `()`."""
+        return torch.stack([self._of(t, references[t.output], outputs[t.output]) for t in self._targets]).sum()
+
+    def _of(self, target: OutputTarget, reference: Tensor, output: Tensor) -> Tensor:
+        if target.kind == KL:
+            probable = self._probable[target.output]
+            p, q = (log_probabilities(scores, probable) for scores in (reference, output))
+            return target.factor * (p.exp() * (p - q)).sum(-1).mean()
+        losses = []
+        for number in range(len(target.parts) or 1):
+            own, found = (_part(target, number, values) for values in (reference, output))
+            difference = torch.where(torch.isfinite(own), found - own, torch.zeros_like(own))
+            losses.append(difference.square().mean() / (self._variance[target.output, number] or 1.0))
+        return target.factor * torch.stack(losses).sum()
+
+
+def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of class scores `[N, …, C]` in nats, from labels `[N]`."""
+    found = log_probabilities(scores, _are_probabilities(scores.detach()))
+    return functional.nll_loss(found.reshape(len(labels), -1, found.shape[-1]).mean(1), labels)
+
+
+def log_probabilities(scores: Tensor, probable: bool) -> Tensor:
+    """Return the logarithms of the probabilities that scores are, or that their softmax gives."""
+    return torch.log(scores.clamp(min=1e-12)) if probable else torch.log_softmax(scores, -1)
+
+
+def _are_probabilities(scores: Tensor) -> bool:
+    sums = scores.sum(-1)
+    return bool((scores >= 0).all()) and bool(((sums - 1).abs() <= SUM_TOLERANCE).all())
+
+
+def _part(target: OutputTarget, number: int, values: Tensor) -> Tensor:
+    if not target.parts:
+        return values
+    part = target.parts[number]
+    if values.ndim <= part.axis or values.shape[part.axis] != part.size:
+        return values
+    return values.narrow(part.axis, part.first, part.last - part.first)

@@ -1,0 +1,354 @@
+"""The network that training sees: the float graph with every stored tensor rounded to its grid.
+
+A kernel's result is rounded where it is stored; a result that stays an accumulator is not. What a float node makes is
+rounded where a kernel reads it. Weights and biases of kernels are parameters. Everything starts at a plan's numbers,
+and `overrides` gives the learned ones back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from quantpipe import intmath
+from quantpipe.graph.batch_norms import BatchNorm
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import rule_of
+from quantpipe.oprules.rule import Family
+from quantpipe.plan import Overrides, Problem
+from quantpipe.plan.blocks import real_weight
+from quantpipe.plan.pairs import pair_limit
+from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient
+from quantpipe.train.folded_convolutions import FoldedConvolution
+from quantpipe.train.network import FloatNetwork
+from quantpipe.train.range_parameters import RangeParameters
+from quantpipe.train.train_options import TrainOptions
+from quantpipe.train.weight_parameters import ALGORITHMS, Weight, WeightStart
+from quantpipe.types import Form, Kernel, QuantPlan, Range, ScaleGroup, Strategy, WeightSite, WeightTensor
+
+GRADIENTS = {"none": SCALE, "ste": SCALE, "lsq": SCALE, "pact": CLIP, "dorefa": CLIP, "dsq": SOFT}
+"""Algorithm for activations -> the gradient of rounding."""
+LEARNING = frozenset({"lsq", "pact", "dsq"})
+"""Algorithms that learn ranges."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedState:
+    """Hold what training starts from: a problem, a strategy with its overrides, and its plan."""
+
+    problem: Problem
+    strategy: Strategy
+    overrides: Overrides
+    plan: QuantPlan
+    norms: Mapping[str, BatchNorm] = field(default_factory=dict)
+    """Result of a convolution -> the BatchNormalization that the clean-up folded into it."""
+
+    @property
+    def graph(self) -> Graph:
+        """Return the float graph."""
+        return self.problem.graph
+
+    @property
+    def applied(self) -> Strategy:
+        """Return the strategy with the ranges of the overrides."""
+        return self.overrides.applied(self.strategy)
+
+
+class QuantizedNetwork(nn.Module):
+    """Compute the float graph with stored tensors on their grids; the hooks of a `FloatNetwork`."""
+
+    def __init__(self, state: TrainedState, options: TrainOptions, device: torch.device) -> None:
+        super().__init__()
+        self.state, self.options = state, options
+        self.network = FloatNetwork.of(state.graph, device)
+        topology = state.problem.topology
+        groups = {group.key: group for group in topology.groups}
+        ranges = {key: _start_range(options, group, state.applied.ranges[key]) for key, group in groups.items()}
+        bits, schema = state.strategy.bits, state.problem.schema.activations
+        self.ranges = RangeParameters(groups, ranges, bits, schema, learns=options.activations in LEARNING)
+        self._kernels = {kernel.node: kernel for kernel in (*topology.kernels, *topology.weighted)}
+        self._rounded_at = {k.output: k for k in topology.kernels if k.form is Form.QUANTIZED and not self._moves(k)}
+        self._made_by = {k.output: k for k in topology.kernels}
+        self._start_weights()
+        self._start_biases()
+        self.to(device)
+        self._grids: dict[str, TorchGrid] = {}
+        self._values: dict[str, Tensor] = {}
+        self._read: dict[tuple[str, str], Tensor] = {}
+        self.generator = torch.Generator(device=device)
+
+    # --- what is learned ------------------------------------------------------------------------------------------
+
+    def _start_weights(self) -> None:
+        self.weights, self.folded = nn.ModuleDict(), nn.ModuleDict()
+        self._weight_names: dict[str, str] = {}
+        self._folded_names: dict[str, str] = {}
+        self._constants: dict[str, NDArray[np.float32]] = {}
+        options, unit = self.options, self.options.weight_size == "unit"
+        for number, site in enumerate(self.state.problem.topology.weights):
+            stored = self.state.plan.weights[site.tensor]
+            if options.weights == "none" or site.frozen or stored.block is not None:
+                self._constants[site.tensor] = _real(stored, site)
+                continue
+            node = self._folds(site)
+            if node is None:
+                start = self._start_of(site, stored)
+                self.weights[str(number)] = ALGORITHMS[options.weights](start, unit)
+                self._weight_names[site.tensor] = str(number)
+            else:
+                self.folded[str(number)] = self._folded(site, stored, node)
+                self._folded_names[node.name] = str(number)
+
+    def _start_of(self, site: WeightSite, stored: WeightTensor) -> WeightStart:
+        schema = self.state.problem.schema.weights
+        qmin, qmax = intmath.integer_bounds(stored.bits, site.dtype, schema, positive=False)
+        converted = stored.dtype is not site.dtype  # to uint8 about 128, which the planner does where it must
+        zero = np.zeros((), np.int64) if converted else stored.zero_point
+        return WeightStart(
+            self.state.graph.constant(site.tensor).astype(np.float32),
+            stored.centred().astype(np.int64),
+            stored.scale,
+            site.axis,
+            site.channel_axis,
+            zero,
+            qmin,
+            qmax,
+            schema.power_of_two,
+            self._pair_limit(site, stored),
+        )
+
+    def _pair_limit(self, site: WeightSite, stored: WeightTensor) -> int | None:
+        plain = replace(stored, dtype=site.dtype, zero_point=np.zeros((), np.int64))
+        problem, limits = self.state.problem, []
+        for node in site.nodes:
+            kernel = problem.topology.kernel_of.get(node)
+            if kernel is not None:
+                data = self.state.plan.quantizers[kernel.operands[0].tensor]
+                limits.append(
+                    pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=plain, data=data)
+                )
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _folds(self, site: WeightSite) -> Node | None:
+        """Return the one convolution of a weight, where its BatchNormalization is to run with it."""
+        if self.options.fold == 0 or len(site.nodes) != 1:
+            return None
+        node = self.state.graph.by_name[site.nodes[0]]
+        return node if node.outputs[0] in self.state.norms else None
+
+    def _folded(self, site: WeightSite, stored: WeightTensor, node: Node) -> FoldedConvolution:
+        norm = self.state.norms[node.outputs[0]]
+        factor = norm.gamma / np.sqrt(norm.variance + norm.epsilon)
+        shape = [1] * len(stored.values.shape)
+        shape[site.channel_axis] = -1
+        whole = self._start_of(site, stored)
+        latent = (whole.value / factor.reshape(shape)).astype(np.float32)
+        start = replace(whole, real=latent)
+        if self.options.fold == -1:
+            sign = np.sign(factor).astype(np.int64).reshape(shape)
+            scale = np.asarray(np.broadcast_to(whole.scale, factor.shape) / np.abs(factor), np.float32)
+            start = replace(
+                start, integers=whole.integers * sign, scale=scale, axis=site.channel_axis, qmin=-whole.qmax
+            )
+        weight = ALGORITHMS[self.options.weights](start, self.options.weight_size == "unit")
+        if self.options.fold != -1:  # the grid is the folded weight's, and the latent weight the convolution's own
+            weight.latent = nn.Parameter(torch.from_numpy(latent))
+        return FoldedConvolution(
+            weight, norm, self.options.fold, channel_axis=site.channel_axis, parts=self.options.asynchronous
+        )
+
+    def _start_biases(self) -> None:
+        self.biases = nn.ParameterDict()
+        self._bias_names: dict[str, str] = {}
+        learns = self.options.weights != "none"
+        for number, (node, kernel) in enumerate(self._kernels.items()):
+            real = self.state.overrides.biases.get(node)
+            if real is None and kernel.bias is not None:
+                real = self.state.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+            if real is not None and node not in self._folded_names:
+                value = torch.from_numpy(np.asarray(real, np.float32))
+                self.biases[str(number)] = nn.Parameter(value, requires_grad=learns)
+                self._bias_names[node] = str(number)
+
+    # --- a pass ---------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, values: Mapping[str, Tensor], wanted: Collection[str], nodes: Collection[Node] | None = None
+    ) -> dict[str, Tensor]:
+        """Return tensors of the quantized network, from the graph's inputs or from inner tensors."""
+        self._grids.clear()
+        self._values.clear()
+        self._read.clear()
+        found = self.network.run(values, wanted, self, None if nodes is None else list(nodes))
+        self._values.clear()
+        self._read.clear()
+        return found
+
+    def plain(
+        self, values: Mapping[str, Tensor], wanted: Collection[str], nodes: Collection[Node] | None = None
+    ) -> dict[str, Tensor]:
+        """Return tensors of the float network."""
+        with torch.no_grad():
+            return self.network.run(values, wanted, None, None if nodes is None else list(nodes))
+
+    def made(self, tensor: str, value: Tensor) -> Tensor:
+        """Return a result on its grid, where it is stored."""
+        kernel = self._made_by.get(tensor)
+        added = self._added_bias(tensor, value)
+        return added if kernel is None or tensor not in self._rounded_at else self._on_grid(tensor, added)
+
+    def read(self, node: Node, port: int, value: Tensor) -> Tensor:
+        """Return an operand on its grid, where a kernel reads in integers what no kernel has stored."""
+        kernel = self._kernels.get(node.name)
+        operand = None if kernel is None else next((o for o in kernel.operands if o.port == port), None)
+        if kernel is None or operand is None or operand.form is not Form.QUANTIZED:
+            return value
+        tensor = operand.tensor
+        if tensor not in self._made_by:
+            value = self._once(tensor, tensor, value)
+        return self._once(tensor, kernel.output, value) if operand.rescaled else value
+
+    def constant(self, node: Node, port: int, tensor: str, value: Tensor) -> Tensor:
+        """Return a weight on its grid, a learned bias, or a constant that a kernel reads as data on its grid."""
+        kernel = self._kernels.get(node.name)
+        if kernel is None:
+            return value
+        if tensor == kernel.weight and node.name not in self._folded_names:
+            return self._weight(tensor, value)
+        if tensor == kernel.bias and node.name in self._bias_names:
+            return self.biases[self._bias_names[node.name]].reshape(value.shape).to(value)
+        return self.read(node, port, value)
+
+    def call(self, node: Node, operands: list[Tensor | None]) -> Tensor | None:
+        """Return the result of a convolution that runs with its BatchNormalization."""
+        name = self._folded_names.get(node.name)
+        if name is None:
+            return None
+        data = operands[0]
+        found: Tensor = self.folded[name](lambda weight: self.network.compute(node, [data, weight]))
+        return found
+
+    def _weight(self, tensor: str, value: Tensor) -> Tensor:
+        if tensor in self._constants:
+            return torch.from_numpy(self._constants[tensor]).to(value)
+        if tensor not in self._values:
+            weight: Weight = self.weights[self._weight_names[tensor]]
+            self._values[tensor] = weight().to(value)
+        return self._values[tensor]
+
+    def _added_bias(self, tensor: str, value: Tensor) -> Tensor:
+        """Return a result with the bias that recovery gave a kernel without one."""
+        node = self.state.graph.producers.get(tensor)
+        kernel = None if node is None else self._kernels.get(node.name)
+        if node is None or kernel is None or kernel.bias is not None or node.name not in self._bias_names:
+            return value
+        rule = rule_of(node)
+        shape = [1] * value.ndim
+        shape[(1 if rule is None else rule.output_axis) % value.ndim] = -1
+        return value + self.biases[self._bias_names[node.name]].reshape(shape).to(value)
+
+    def _once(self, tensor: str, stored_as: str, value: Tensor) -> Tensor:
+        key = (tensor, stored_as)
+        if key not in self._read:
+            self._read[key] = self._on_grid(stored_as, value)
+        return self._read[key]
+
+    def _on_grid(self, tensor: str, value: Tensor) -> Tensor:
+        group = self.state.problem.topology.group_of.get(tensor)
+        if group is None or not value.is_floating_point():
+            return value
+        if group.key not in self._grids:
+            self._grids[group.key] = self._seen(self.ranges.grid(group.key, value), value)
+        rounded = fake_quantize(value, self._grids[group.key], GRADIENTS[self.options.activations])
+        if self.training and self.options.drop > 0:
+            kept = torch.rand(value.shape, generator=self.generator, device=value.device) < self.options.drop
+            return torch.where(kept, value, rounded)
+        return rounded
+
+    def _seen(self, grid: TorchGrid, value: Tensor) -> TorchGrid:
+        """Return a grid with the gradients that the algorithm gives its numbers."""
+        if self.options.activations == "lsq":
+            features = value.numel() / max(value.shape[0], 1) if value.ndim else 1
+            factor = float(features * max(grid.qmax, 1)) ** -0.5
+            return replace(grid, scale=scaled_gradient(grid.scale, factor), zero=scaled_gradient(grid.zero, factor))
+        return grid if self.options.activations in LEARNING else grid.detached()
+
+    def _moves(self, kernel: Kernel) -> bool:
+        """Return whether a kernel moves integers of its operands' own scale, which stay on their grid."""
+        rule, group_of = rule_of(self.state.graph.by_name[kernel.node]), self.state.problem.topology.group_of
+        same = {group_of[o.tensor].key for o in kernel.operands if o.tensor in group_of}
+        stored = all(o.form is Form.QUANTIZED and not o.rescaled for o in kernel.operands)
+        moves = rule is not None and rule.family is Family.MOVE and kernel.bounds == (-np.inf, np.inf)
+        return moves and stored and kernel.output in group_of and same == {group_of[kernel.output].key}
+
+    # --- what comes out -------------------------------------------------------------------------------------------
+
+    def overrides(self) -> Overrides:
+        """Return the learned numbers, with those of the start that training left as they were."""
+        start, weights, biases = self.state.overrides, dict[str, WeightTensor](), dict(self.state.overrides.biases)
+        for tensor, name in self._weight_names.items():
+            weight: Weight = self.weights[name]
+            weights[tensor] = self._stored(tensor, *weight.stored())
+        for node, name in self._folded_names.items():
+            conv: FoldedConvolution = self.folded[name]
+            codes, scale, bias = conv.folded()
+            tensor = self._kernels[node].weight or ""
+            weights[tensor] = self._stored(tensor, codes, scale)
+            biases[node] = bias.double().cpu().numpy()
+        if self.options.weights != "none":
+            biases |= {node: self.biases[name].detach().double().cpu().numpy()
+                       for node, name in self._bias_names.items()}  # fmt: skip
+        ranges = {key: self.ranges.range(key) for key in self.ranges.learned}
+        if self.options.activations == "dorefa":
+            groups = self.state.problem.topology.groups
+            ranges = {group.key: self.ranges.range(group.key) for group in groups if group.fixed is None}
+        return replace(
+            start,
+            weights={**start.weights, **weights},
+            biases=biases,
+            ranges={**start.ranges, **ranges},
+        )
+
+    def _stored(self, tensor: str, codes: Tensor, scale: Tensor) -> WeightTensor:
+        site = self.state.problem.topology.weight_of[tensor]
+        before = self.state.plan.weights[tensor]
+        zero = before.zero_point if before.dtype is site.dtype else np.zeros((), np.int64)
+        shape = [1] * before.values.ndim
+        shape[before.axis or 0] = -1
+        values = codes.cpu().numpy().astype(np.int64) + (zero.reshape(shape) if zero.ndim else zero)
+        scales = scale.detach().float().cpu().numpy().reshape(-1)
+        return WeightTensor(
+            tensor,
+            values.astype(site.dtype.numpy),
+            scales if site.axis is not None else scales[0].reshape(()),
+            site.axis,
+            site.dtype,
+            before.bits,
+            zero,
+        )
+
+
+def _start_range(options: TrainOptions, group: ScaleGroup, found: Range) -> Range:
+    """Return where a range starts: DoReFa clips activations to [0, 1]."""
+    if options.activations != "dorefa" or group.fixed is not None or found.threshold == 0:
+        return found
+    return Range(-1.0 if found.low < 0 else 0.0, 1.0)
+
+
+def _real(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:
+    """Return the real values of a weight that is not learned."""
+    if stored.has_real_blocks:
+        return real_weight(stored, site.channel_axis)
+    scale = stored.scale.astype(np.float64)
+    if scale.ndim:
+        shape = [1] * stored.values.ndim
+        shape[stored.axis or 0] = -1
+        scale = scale.reshape(shape)
+    return np.asarray(stored.centred() * scale, np.float32)
+
+

@@ -1,0 +1,116 @@
+"""Learned ranges of scale groups, and the grids that follow from them as the planner makes them.
+
+A group's parameters are the logarithms of the factors on the ends of its range. So an end keeps its sign, and one
+learning rate fits all ranges. Scale and zero point follow by the formulas of `intmath.scales_zero_points` in float64;
+their roundings (to a power of two, to an integer zero point) have the gradient 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from quantpipe import intmath
+from quantpipe.train.fake_quantize import TorchGrid, straight_through
+from quantpipe.types import DType, PowerOfTwo, Range, ScaleGroup, Symmetry, TensorSchema
+
+
+@dataclass(frozen=True)
+class GroupGrid:
+    """State how the range of a scale group becomes a grid: its bits, its storage type, and the schema."""
+
+    bits: int
+    dtype: DType
+    schema: TensorSchema
+
+    def is_affine(self, low: float) -> bool:
+        """Return whether scale and zero point follow from both ends of the range."""
+        symmetry = self.schema.symmetry
+        return symmetry is Symmetry.ASYMMETRIC or (symmetry is Symmetry.SYMMETRIC_UNSIGNED and low >= 0.0)
+
+    def grid(self, low: Tensor, high: Tensor, like: Tensor) -> TorchGrid:
+        """Return the grid of a range, float64 `()` each, in the type and on the device of the values `like`."""
+        positive = float(low.detach()) >= 0.0
+        qmin, qmax = intmath.integer_bounds(self.bits, self.dtype, self.schema, positive=positive)
+        if self.is_affine(float(low.detach())):
+            steps = intmath.affine_steps(self.bits, self.schema)
+            scale = storable(high / steps - low / steps, self.schema.power_of_two)
+            exact = qmin - low / scale
+            zero = straight_through(torch.clamp(torch.round(exact), qmin, qmax), torch.clamp(exact, qmin, qmax))
+        else:
+            storage = self.dtype if positive else intmath.signed_storage(self.bits)
+            steps = intmath.symmetric_steps(self.bits, storage, self.schema)
+            scale = storable(torch.maximum(-low, high) / steps, self.schema.power_of_two)
+            zero = torch.zeros_like(scale) + (0 if self.dtype.signed or positive else 1 << (self.bits - 1))
+        ends = (scale * (qmin - zero), scale * (qmax - zero))
+        # A learned end has the gradient of the range's end, whatever rounding of the scale moved it.
+        low, high = straight_through(ends[0], low), straight_through(ends[1], high)
+        return TorchGrid(scale.to(like), zero.to(like), low.to(like), high.to(like), qmin, qmax)
+
+
+def storable(scale: Tensor, power_of_two: PowerOfTwo) -> Tensor:
+    """Return float64 scales as they are stored: float32, a power of two where the schema asks for it."""
+    if power_of_two is not PowerOfTwo.NONE:
+        mantissa, exponent = torch.frexp(scale.detach())
+        smaller = mantissa < 0.5**0.5 if power_of_two is PowerOfTwo.NEAREST else mantissa == 0.5
+        rounded = torch.ldexp(torch.ones_like(scale), torch.clamp(exponent - smaller.to(exponent.dtype), -126, 127))
+        scale = scale * (rounded / scale.detach())
+    stored = scale.detach().float().clamp(min=intmath.SMALLEST_SCALE).double()
+    return scale * (stored / scale.detach())
+
+
+class RangeParameters(nn.Module):
+    """Hold the ranges of the scale groups, of which some are learned.
+
+    `learned`: the keys of the learned groups. A range that is empty, or fixed by the device or the model, stays.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, ScaleGroup],
+        ranges: Mapping[str, Range],
+        bits: Mapping[str, int],
+        schema: TensorSchema,
+        *,
+        learns: bool,
+    ) -> None:
+        super().__init__()
+        self._ranges = dict(ranges)
+        self._grids = {key: GroupGrid(bits[key], group.dtype, schema) for key, group in groups.items()}
+        self._names: dict[str, str] = {}
+        self.factors = nn.ParameterDict()
+        for number, (key, group) in enumerate(groups.items()):
+            if learns and group.fixed is None and ranges[key].threshold > 0:
+                self._names[key] = str(number)
+                affine = self._grids[key].is_affine(ranges[key].low)
+                self.factors[str(number)] = nn.Parameter(torch.zeros(2 if affine else 1, dtype=torch.float64))
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """Return the keys of the groups whose ranges are learned."""
+        return tuple(self._names)
+
+    def ends(self, key: str) -> tuple[Tensor, Tensor]:
+        """Return the ends of a group's range, float64 `()`."""
+        found = self._ranges[key]
+        if key not in self._names:
+            return torch.tensor(found.low, dtype=torch.float64), torch.tensor(found.high, dtype=torch.float64)
+        factors = torch.exp(self.factors[self._names[key]])
+        return found.low * factors[0], found.high * factors[-1]
+
+    def range(self, key: str) -> Range:
+        """Return a group's range."""
+        low, high = self.ends(key)
+        return Range(float(low.detach()), float(high.detach()))
+
+    def grid(self, key: str, like: Tensor) -> TorchGrid:
+        """Return the grid of a group for the values `like`; its numbers follow from the parameters."""
+        return self._grids[key].grid(*self.ends(key), like)
+
+    def decay(self) -> Tensor:
+        """Return the sum of the squares of the learned ranges, each in units of its start."""
+        squares = [torch.exp(2 * factor).sum() for factor in self.factors.values()]
+        return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)

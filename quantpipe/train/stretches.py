@@ -1,0 +1,43 @@
+"""Divide a graph into stretches that are trained one after the other: between tensors that everything passes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from quantpipe.graph.view import Graph, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Hold nodes in order, the tensors that they read from before, and the tensors that they are judged by."""
+
+    nodes: tuple[Node, ...]
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def blocks_of(graph: Graph, learned: Collection[str]) -> tuple[Stretch, ...]:
+    """Return the stretches of a graph, each with at least one node whose weight is learned.
+
+    A stretch ends where one tensor of real numbers is all that later nodes read. Residual blocks are whole for this
+    reason. `learned` are nodes.
+    """
+    last = {t: i for i, node in enumerate(graph.nodes) for t in (*node.inputs, *node.captured) if t}
+    found: list[Stretch] = []
+    nodes: list[Node] = []
+    live = {name for name in graph.input_names if name in last}
+    sources = tuple(live)
+    for index, node in enumerate(graph.nodes):
+        nodes.append(node)
+        live = {t for t in (*live, *node.outputs) if last.get(t, -1) > index}
+        real = [t for t in live if graph.dtypes.get(t, "float32").startswith("float") and t not in graph.input_names]
+        if index + 1 == len(graph.nodes) or (len(real) == 1 and any(n.name in learned for n in nodes)):
+            made = {t for n in nodes for t in n.outputs}
+            ends = tuple(dict.fromkeys((*real, *(o.name for o in graph.outputs if o.name in made))))
+            found.append(Stretch(tuple(nodes), sources, ends))
+            nodes, sources = [], tuple(live)
+    if len(found) > 1 and not any(n.name in learned for n in found[-1].nodes):
+        last_one, before = found.pop(), found.pop()
+        found.append(Stretch((*before.nodes, *last_one.nodes), before.sources, last_one.targets))
+    return tuple(found)

@@ -1,0 +1,108 @@
+"""The settings of training: what is learned, by which algorithm, from what, and for how long. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from quantpipe.errors import ConfigError, nearest
+
+WEIGHTS = ("none", "ste", "lsq", "dorefa", "dsq", "qil", "adaround")
+ACTIVATIONS = ("none", "ste", "lsq", "pact", "dorefa", "dsq")
+LOSSES = ("outputs", "labels", "both")
+OPTIMIZERS = ("adam", "sgd")
+DEVICES = ("cpu", "cuda")
+SCOPES = ("network", "blocks")
+WEIGHT_SIZES = ("kept", "unit")
+FOLDS = (-1, 0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """State what training learns, by which algorithm, and for how long (the keys of conf/train).
+
+    `weights`, `activations`: the algorithm for each, `none` for numbers that stay. `fold`: how a convolution runs
+    together with its BatchNormalization during training (docs/training.md); `asynchronous`: parts of a batch with
+    statistics of their own. `loss`: against the float model's outputs, against labels, or both. `scope`: the whole
+    network at once, or block by block. `drop`: probability that an element stays in float in a training step.
+    `scale_rate`: learning rate of ranges and scales, relative to their size. `range_decay`: weight of the squares of
+    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1.
+    """
+
+    weights: str = "none"
+    activations: str = "none"
+    fold: int = 0
+    asynchronous: int = 1
+    loss: str = "outputs"
+    scope: str = "network"
+    epochs: int = 20
+    batch: int = 32
+    optimizer: str = "adam"
+    learning_rate: float = 1e-4
+    scale_rate: float = 1e-2
+    weight_decay: float = 0.0
+    range_decay: float = 0.0
+    drop: float = 0.0
+    weight_size: str = "kept"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for key, legal in (
+            ("weights", WEIGHTS), ("activations", ACTIVATIONS), ("loss", LOSSES), ("scope", SCOPES),
+            ("optimizer", OPTIMIZERS), ("weight_size", WEIGHT_SIZES), ("device", DEVICES), ("fold", FOLDS),
+        ):  # fmt: skip
+            self._one_of(key, legal)
+        for key, least in (
+            ("asynchronous", 1), ("epochs", 0), ("batch", 1), ("learning_rate", 0.0), ("scale_rate", 0.0),
+            ("weight_decay", 0.0), ("range_decay", 0.0),
+        ):  # fmt: skip
+            value = getattr(self, key)
+            if not least <= value < inf:
+                raise ConfigError(f"is {value}; legal is {least} and above, and finite", where=f"train.{key}")
+        if not 0 <= self.drop < 1:
+            raise ConfigError(f"is {self.drop}; legal is 0 and above, and less than 1", where="train.drop")
+        self._refuse_contradictions()
+
+    @property
+    def active(self) -> bool:
+        """Return whether anything is learned."""
+        return self.weights != "none" or self.activations != "none"
+
+    @property
+    def needs_labels(self) -> bool:
+        """Return whether the loss reads labels."""
+        return self.loss != "outputs"
+
+    def _one_of(self, key: str, legal: Sequence[object]) -> None:
+        value = getattr(self, key)
+        if value not in legal or isinstance(value, bool):
+            near = nearest(str(value), [str(entry) for entry in legal])
+            raise ConfigError(f"is {value!r}{near}; legal are {', '.join(map(str, legal))}", where=f"train.{key}")
+
+    def _refuse_contradictions(self) -> None:
+        blocks = self.scope == "blocks"
+        if blocks and self.loss != "outputs":
+            raise ConfigError(
+                f"is {self.loss}, and a block has no labels; legal with train.scope=blocks is outputs",
+                where="train.loss",
+            )
+        if self.fold > 0 or self.fold == -1:
+            if blocks:
+                raise ConfigError(
+                    f"is {self.fold}, and blocks train the folded convolutions; legal with train.scope=blocks is 0",
+                    where="train.fold",
+                )
+            if self.weights == "none":
+                raise ConfigError(
+                    f"is {self.fold}, and train.weights=none learns no weights; legal is 0", where="train.fold"
+                )
+        if self.asynchronous > 1 and self.fold not in (2, 3, 4, -1):
+            raise ConfigError(
+                f"is {self.asynchronous}, and train.fold={self.fold} uses no statistics of the batch; legal is 1, or "
+                "train.fold of -1, 2, 3 or 4",
+                where="train.asynchronous",
+            )
+
+
+NO_TRAINING = TrainOptions()

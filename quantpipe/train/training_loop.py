@@ -1,0 +1,372 @@
+"""Train the numbers of a plan: weights, biases and ranges, by gradients through the rounding.
+
+Takes what a plan is made from, and samples; gives overrides, as every step of recovery does. The loss is what the
+outputs lose against the float model's, or the cross entropy of labels, or both. Equal inputs give equal numbers: every
+epoch has a seed of its own, and a checkpoint holds everything that the next epoch depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quantpipe.errors import ConfigError, DataError
+from quantpipe.plan import Overrides
+from quantpipe.train.output_losses import MSE, OutputLosses, OutputTarget, label_loss
+from quantpipe.train.quantized_network import QuantizedNetwork, TrainedState
+from quantpipe.train.stretches import Stretch, blocks_of
+from quantpipe.train.train_options import TrainOptions
+from quantpipe.types import Samples
+
+Progress = Callable[[int, int, str], None]
+Arrays = Mapping[str, NDArray[Any]]
+Values = dict[str, Tensor]
+
+MOMENTUM = 0.9
+"""Of `optimizer: sgd`."""
+
+
+class NotConverged(Exception):
+    """A loss that is no finite number; the text gives the epoch."""
+
+
+class Checkpoint(Protocol):
+    """Keep arrays between two runs of the program."""
+
+    def read(self, key: str) -> Arrays | None:
+        """Return the arrays kept under a key, or None."""
+
+    def write(self, key: str, layer: Arrays) -> None:
+        """Keep arrays under a key."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """Hold the samples to train on, the compared outputs, and the output whose scores the labels belong to."""
+
+    samples: Samples
+    targets: tuple[OutputTarget, ...]
+    output: str
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Hold the learned numbers, the mean loss of each epoch, and a sentence for the report."""
+
+    overrides: Overrides
+    curve: tuple[float, ...]
+    note: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Samples that run together: inputs, the float model's outputs, and labels."""
+
+    inputs: Values
+    references: Values
+    labels: Tensor | None
+
+
+def train(
+    state: TrainedState,
+    data: TrainingData,
+    options: TrainOptions,
+    *,
+    seed: int,
+    progress: Progress,
+    kept: Checkpoint,
+) -> Trained:
+    """Return the numbers that training gives a plan.
+
+    Args:
+        state: what the plan is made from.
+        data: the samples.
+        options: what is learned, and how.
+        seed: of the order of samples and of dropping.
+        progress: called with (epochs done, epochs in all, a text).
+        kept: where checkpoints are kept.
+
+    Returns:
+        The overrides, with the curve of the loss.
+
+    Raises:
+        NotTrainable: for a node without gradients.
+        NotConverged: where the loss is no finite number.
+        ConfigError: for a device that is absent, and labels that are missing.
+    """
+    device = _device(options.device)
+    if options.needs_labels and not data.samples.labelled:
+        raise ConfigError(
+            f"is {options.loss}, and the samples have no labels; legal is outputs, or a data set with labels",
+            where="train.loss",
+        )
+    network = QuantizedNetwork(state, options, device)
+    pieces = _pieces(network, data, state.graph.fixed_batch or options.batch, device)
+    run = _Training(network, pieces, data, options, seed=seed, progress=progress)
+    run.resume(kept, _key(state, data, options, seed))
+    curve = run.all()
+    network.eval()
+    first, last = (f"{curve[0]:.3g}", f"{curve[-1]:.3g}") if curve else ("", "")
+    losses = f", loss of the epochs {first} to {last}" if curve else ""
+    return Trained(network.overrides(), curve, f"{network.summary}, {options.epochs} epochs{losses}")
+
+
+class _Training:
+    """The loop over stretches and epochs."""
+
+    def __init__(
+        self,
+        network: QuantizedNetwork,
+        pieces: Sequence[_Piece],
+        data: TrainingData,
+        options: TrainOptions,
+        *,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self.network, self.pieces, self.data, self.options = network, pieces, data, options
+        self.seed, self.progress = seed, progress
+        graph = network.state.graph
+        outputs = tuple(o.name for o in graph.outputs)
+        whole = Stretch(tuple(graph.nodes), tuple(graph.input_names), outputs)
+        blocks = options.scope == "blocks"
+        self.stretches = blocks_of(graph, network.learned_nodes) if blocks else (whole,)
+        self.curve: list[float] = []
+        self.done = (0, 0)  # (stretches, epochs of the next one)
+        self.optimizer_state: dict[str, NDArray[Any]] = {}
+        self.kept: Checkpoint | None = None
+        self.key = ""
+
+    def resume(self, kept: Checkpoint, key: str) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        self.kept, self.key = kept, key
+        found = kept.read(key)
+        if found is None:
+            return
+        parts = {name.removeprefix("network/"): v for name, v in found.items() if name.startswith("network/")}
+        self.network.load_state_dict({name: torch.from_numpy(np.array(v)) for name, v in parts.items()})
+        self.curve = found["curve"].tolist()
+        self.done = (int(found["done"][0]), int(found["done"][1]))
+        self.optimizer_state = {name: v for name, v in found.items() if name.startswith("optimizer/")}
+
+    def all(self) -> tuple[float, ...]:
+        """Train every stretch; return the mean loss of each epoch."""
+        first, epochs = self.done
+        for number in range(first, len(self.stretches)):
+            self._stretch(number, epochs if number == first else 0)
+        return tuple(self.curve)
+
+    def _stretch(self, number: int, begun: int) -> None:
+        stretch, options = self.stretches[number], self.options
+        inner = options.scope == "blocks"
+        pieces = self._inner_pieces(stretch) if inner else [(p, p.inputs) for p in self.pieces]
+        targets = [OutputTarget(name, MSE) for name in stretch.targets] if inner else self.data.targets
+        losses = OutputLosses(targets, [piece.references for piece, _ in pieces])
+        optimizer = self._optimizer(stretch)
+        if begun:
+            _restore(optimizer, self.optimizer_state)
+        steps = sum(math.ceil(len(next(iter(p.inputs.values()))) / self.batch) for p, _ in pieces)
+        start: float | None = None
+        for epoch in range(begun, options.epochs):
+            self.network.train()
+            self.network.generator.manual_seed(_seed(self.seed, number, epoch))
+            total = seen = 0.0
+            for step, (batch, mixed) in enumerate(self._batches(pieces, _seed(self.seed, number, epoch))):
+                done = (epoch * steps + step) / max(options.epochs * steps, 1)
+                _set_rates(optimizer, 0.5 * (1 + math.cos(math.pi * done)))
+                value, loss = self._loss(batch, mixed, stretch, losses, done=done, start=start)
+                if not math.isfinite(value):
+                    raise NotConverged(f"not converged: the loss is {value} in epoch {epoch + 1}")
+                start = value if start is None else start
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total, seen = total + value, seen + 1
+            self.curve.append(total / max(seen, 1))
+            self._tell(number, epoch + 1)
+            self._write(number, epoch + 1, optimizer)
+
+    @property
+    def batch(self) -> int:
+        """Return the samples of a training step."""
+        return self.network.state.graph.fixed_batch or self.options.batch
+
+    def _loss(
+        self, batch: _Piece, mixed: Values, stretch: Stretch, losses: OutputLosses, *, done: float, start: float | None
+    ) -> tuple[float, Tensor]:
+        """Return the loss of a batch as a number, and with the penalties of the algorithms."""
+        network, options = self.network, self.options
+        outputs = network(mixed, stretch.targets, stretch.nodes)
+        parts = []
+        if options.loss != "labels":
+            parts.append(losses(batch.references, outputs))
+        if options.needs_labels and batch.labels is not None:
+            parts.append(label_loss(outputs[self.data.output], batch.labels))
+        loss = torch.stack(parts).sum()
+        value = float(loss.detach())
+        penalty = network.penalty(stretch.nodes, done)
+        if penalty is not None:  # in proportion to what there is to lose
+            loss = loss + (value if start is None else start) * penalty
+        if options.range_decay:
+            loss = loss + options.range_decay * network.ranges.decay().to(loss)
+        return value, loss
+
+    def _batches(self, pieces: Sequence[tuple[_Piece, Values]], seed: int) -> Iterator[tuple[_Piece, Values]]:
+        """Yield batches in a random order: samples of one shape are mixed, pieces of other shapes follow."""
+        generator = torch.Generator().manual_seed(seed)
+        for place in torch.randperm(len(pieces), generator=generator).tolist():
+            piece, read = pieces[place]
+            count = len(next(iter(piece.inputs.values())))
+            order = torch.randperm(count, generator=generator)
+            for first in range(0, count, self.batch):
+                chosen = order[first : first + self.batch]
+                cut = _Piece(
+                    _chosen(piece.inputs, chosen),
+                    _chosen(piece.references, chosen),
+                    None if piece.labels is None else piece.labels[chosen.to(piece.labels.device)],
+                )
+                yield cut, self._mixed(cut.inputs, _chosen(read, chosen))
+
+    def _mixed(self, real: Values, read: Values) -> Values:
+        """Return what a block reads: elements of the quantized network, and some of the float one (QDrop)."""
+        if self.options.drop == 0 or real is read:
+            return read
+        found = {}
+        for name, value in read.items():
+            if not value.is_floating_point():
+                found[name] = value
+                continue
+            random = torch.rand(value.shape, generator=self.network.generator, device=value.device)
+            found[name] = torch.where(random < self.options.drop, real[name], value)
+        return found
+
+    def _inner_pieces(self, stretch: Stretch) -> list[tuple[_Piece, Values]]:
+        """Return the tensors at both ends of a block: of the float network, and those that the quantized one reads."""
+        self.network.eval()
+        before = list(self.network.state.graph.nodes)
+        before = before[: before.index(stretch.nodes[0])]
+        found = []
+        for piece in self.pieces:
+            parts: list[tuple[Values, Values, Values]] = []
+            count = len(next(iter(piece.inputs.values())))
+            for first in range(0, count, self.batch):
+                chosen = torch.arange(first, min(first + self.batch, count))
+                inputs = _chosen(piece.inputs, chosen)
+                real = self.network.plain(inputs, stretch.sources, before)
+                with torch.no_grad():
+                    read = self.network(inputs, stretch.sources, before)
+                parts.append((real, read, self.network.plain(real, stretch.targets, stretch.nodes)))
+            real, read, ends = ({k: torch.cat([p[i][k] for p in parts]) for k in parts[0][i]} for i in range(3))
+            found.append((_Piece(real, ends, None), read))
+        return found
+
+    def _optimizer(self, stretch: Stretch) -> torch.optim.Optimizer:
+        options = self.options
+        values, scales = self.network.parameters_of(stretch.nodes)
+        groups = [
+            {"params": values, "lr": options.learning_rate, "rate": options.learning_rate,
+             "weight_decay": options.weight_decay},
+            {"params": scales, "lr": options.scale_rate, "rate": options.scale_rate, "weight_decay": 0.0},
+        ]  # fmt: skip
+        groups = [group for group in groups if group["params"]]
+        if not groups:
+            groups = [{"params": [torch.nn.Parameter(torch.zeros(()))], "lr": 0.0, "rate": 0.0}]
+        if options.optimizer == "sgd":
+            return torch.optim.SGD(groups, momentum=MOMENTUM)
+        return torch.optim.Adam(groups)
+
+    def _tell(self, number: int, epoch: int) -> None:
+        total = len(self.stretches) * self.options.epochs
+        block = f"block {number + 1} of {len(self.stretches)}, " if len(self.stretches) > 1 else ""
+        note = f"{block}epoch {epoch} of {self.options.epochs}, loss {self.curve[-1]:.3g}"
+        self.progress(number * self.options.epochs + epoch, total, note)
+
+    def _write(self, number: int, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if self.kept is None:
+            return
+        ended = epoch >= self.options.epochs
+        arrays: dict[str, NDArray[Any]] = {
+            "curve": np.asarray(self.curve, np.float64),
+            "done": np.asarray((number + 1, 0) if ended else (number, epoch)),
+        }
+        arrays |= {f"network/{name}": value.cpu().numpy() for name, value in self.network.state_dict().items()}
+        if not ended:
+            for index, entries in optimizer.state_dict()["state"].items():
+                for name, value in entries.items():
+                    if value is not None:
+                        arrays[f"optimizer/{index}/{name}"] = torch.as_tensor(value).cpu().numpy()
+        self.kept.write(self.key, arrays)
+
+
+def _restore(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Give an optimizer the state that a checkpoint holds."""
+    state = optimizer.state_dict()
+    found: dict[int, dict[str, Any]] = {}
+    for key, value in arrays.items():
+        _, index, name = key.split("/")
+        found.setdefault(int(index), {})[name] = torch.from_numpy(np.array(value))
+    optimizer.load_state_dict({**state, "state": found})
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["rate"] * factor
+
+
+def _chosen(values: Values, chosen: Tensor) -> Values:
+    return {name: value[chosen.to(value.device)] for name, value in values.items()}
+
+
+def _pieces(network: QuantizedNetwork, data: TrainingData, size: int, device: torch.device) -> list[_Piece]:
+    """Return the samples with the float model's outputs; samples of one shape are one piece."""
+    outputs = tuple(o.name for o in network.state.graph.outputs)
+    gathered: dict[tuple[Any, ...], list[_Piece]] = {}
+    for batch in data.samples.batches(size):
+        inputs = {name: torch.from_numpy(np.array(value)).to(device) for name, value in batch.inputs.items()}
+        labels = None if batch.labels is None else torch.from_numpy(np.array(batch.labels)).to(device)
+        piece = _Piece(inputs, network.plain(inputs, outputs), labels)
+        shapes = tuple(tuple(v.shape[1:]) for v in (*inputs.values(), *piece.references.values()))
+        gathered.setdefault(shapes, []).append(piece)
+    if not gathered:
+        raise DataError("there are no samples to train on", stage="data")
+    return [_joined(pieces) for pieces in gathered.values()]
+
+
+def _joined(pieces: Sequence[_Piece]) -> _Piece:
+    labels = [piece.labels for piece in pieces if piece.labels is not None]
+    return _Piece(
+        {name: torch.cat([piece.inputs[name] for piece in pieces]) for name in pieces[0].inputs},
+        {name: torch.cat([piece.references[name] for piece in pieces]) for name in pieces[0].references},
+        torch.cat(labels) if len(labels) == len(pieces) else None,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("is cuda, and torch finds no such device; legal here is cpu", where="train.device")
+    return torch.device(name)
+
+
+def _seed(seed: int, stretch: int, epoch: int) -> int:
+    return int(np.random.SeedSequence([seed, stretch, epoch]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _key(state: TrainedState, data: TrainingData, options: TrainOptions, seed: int) -> str:
+    """Return a digest of everything that the learned numbers follow from."""
+    digest = hashlib.blake2b(repr((options, seed, data.samples.digest, data.targets)).encode(), digest_size=16)
+    digest.update(state.graph.model_hash.encode())
+    for name, q in state.plan.quantizers.items():
+        digest.update(repr((name, float(q.scale), q.zero_point, q.qmin, q.qmax)).encode())
+    for weight in state.plan.weights.values():
+        digest.update(weight.digest)
+    for bias in state.overrides.biases.values():
+        digest.update(np.ascontiguousarray(bias).data)
+    return f"train-{digest.hexdigest()}"
