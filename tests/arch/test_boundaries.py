@@ -38,6 +38,7 @@ OP_TABLES = (
     "plan/programs/table.py",
     "plan/formulas.py",
     "recover/",
+    "train/torch_ops.py",
     "lint/forms.py",
     "verify/",
 )
@@ -49,6 +50,7 @@ OUTSIDE = {
     "mlflow": ("tracking/",),
     "hydra": ("app",),
     "optuna": ("search/",),
+    "torch": ("train/",),
 }
 """One place for each outside thing."""
 

@@ -18,7 +18,7 @@ from quantpipe.artifacts import read_json
 from quantpipe.data import DigitsDataset
 from quantpipe.data.thumbnail import thumbnail
 from quantpipe.report import render_html
-from quantpipe.report.figures.network import MOST, _merged, _places
+from quantpipe.report.figures.graph_figure import MOST, _merged, _places
 from tests.report.browser import browse
 from tests.report.test_report_page import HOSTILE, REPORT, everything, page
 

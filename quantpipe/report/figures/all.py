@@ -35,7 +35,7 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
     """
     if os.environ.get(VARIABLE) == "none":
         return Drawn()
-    from quantpipe.report.figures import classes, course, layers, network
+    from quantpipe.report.figures import classes, course, graph_figure, layers
 
     search = report.get("search") or {}
     search = search if isinstance(search, Mapping) else {}
@@ -44,7 +44,7 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
     rows = _layers(report.get("layers"))
     confused = data["confusion"] if data is not None else None
     return Drawn(
-        network=network.network(data["graph"]) if data is not None and data["graph"]["nodes"] else None,
+        network=graph_figure.network(data["graph"]) if data is not None and data["graph"]["nodes"] else None,
         depth=layers.along_depth(rows, data.get("stages", ()) if data is not None else ()) if len(rows) > 1 else None,
         bars=layers.bars(rows, data.get("shares", {}) if data is not None else {}) if rows else None,
         histograms=[layers.histogram(one) for one in data["histograms"]] if data is not None else (),

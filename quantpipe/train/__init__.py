@@ -1,0 +1,1 @@
+"""Training of quantized models: everything of the package that uses torch."""
