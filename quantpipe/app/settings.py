@@ -48,6 +48,7 @@ from quantpipe.pipeline.settings import (
 from quantpipe.pipeline.vector_settings import VectorSettings
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
+from quantpipe.train.train_options import TrainOptions
 from quantpipe.types import Keep
 
 GROUPS = (
@@ -60,6 +61,7 @@ GROUPS = (
     "search",
     "objective",
     "recover",
+    "train",
     "realize",
     "executor",
     "tracking",
@@ -209,6 +211,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         ),
         objective=with_cost(plain["objective"], spec),
         recover=recover_options(plain["recover"]),
+        train=_options(TrainOptions, plain.get("train") or {}, "train"),
         backend=forms[0],
         forms=forms[1:],
         exact_implied=is_implied(plain["realize"], spec, forms[0]),

@@ -18,6 +18,7 @@ from quantpipe.data.source import Source
 from quantpipe.errors import ConfigError, DataError
 
 ROLES = ("calibrate", "search", "evaluate")
+TRAIN = "train"  # samples to train on, of a source of their own or of the calibrate part; no split by itself
 WHOLE = "whole"  # the key of the one source that is divided
 DEFAULT_SPLIT: Mapping[str, Any] = {"calibrate": 0.25, "search": 0.25, "evaluate": 0.5}
 DEFAULT_SHARE = 0.25
@@ -65,7 +66,7 @@ def divide(
 ) -> dict[str, SamplePart]:
     """Return the samples of each split, by role.
 
-    The sources have the one key `WHOLE`, or the keys calibrate, evaluate and perhaps search. With one source,
+    The sources have the key `WHOLE`, or the keys calibrate, evaluate and perhaps search; and perhaps train. With one source,
     `fractions` are the shares of the splits; `search["share"]` is the part of calibrate that search gets. `units`
     (default: the sequences of each source) are samples that must stay in one split.
     """
@@ -77,7 +78,8 @@ def divide(
         parts[role] = SamplePart(source, np.arange(len(source), dtype=np.int64), together)
     rng = np.random.default_rng(seed)
     if WHOLE in parts:
-        return _divide_one(parts[WHOLE], {**DEFAULT_SPLIT, **fractions}, rng)
+        training = {role: part for role, part in parts.items() if role == TRAIN}
+        return training | _divide_one(parts[WHOLE], {**DEFAULT_SPLIT, **fractions}, rng)
     if "search" not in parts:
         parts["calibrate"], parts["search"] = set_aside(parts["calibrate"], search.get("share", DEFAULT_SHARE), rng)
     return parts

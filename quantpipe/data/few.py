@@ -17,6 +17,7 @@ _MEANS = {
     "calibrate": "ranges follow from few values, and values beyond them saturate",
     "search": "a candidate is chosen by luck as much as by merit",
     "judge": "helpful and harmful steps cannot be distinguished",
+    "train": "training fits these samples more than others",
     "evaluate": "accuracy is known within its interval only",
 }
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantpipe.data.divide import ROLES, divide
+from quantpipe.data.divide import ROLES, TRAIN, divide
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.source import Source
 from quantpipe.data.splits import Handling, Splits, build, source_paths
@@ -46,7 +46,7 @@ class SplitOptions:
     duplicates: str = "drop"
     force_few: bool = False
 
-    parts: ClassVar[Mapping[str, Sequence[str]]] = {"search": (), "split": ROLES, "samples": ROLES}
+    parts: ClassVar[Mapping[str, Sequence[str]]] = {"search": (), "split": ROLES, "samples": (*ROLES, TRAIN)}
     """What may stand in the options that are mappings."""
 
     def __post_init__(self) -> None:
@@ -96,14 +96,17 @@ class FileOptions(SplitOptions):
     path: str | None = None
     calibrate: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
 
     parts: ClassVar[Mapping[str, Sequence[str]]] = {
         **SplitOptions.parts,
         "calibrate": ("path",),
         "search": ("path", "share"),
         "evaluate": ("path",),
+        "train": ("path",),
     }
 
     def paths(self) -> dict[str, Path]:
         """Return a mapping: role -> existing file or folder (one under `WHOLE` if it is to be divided)."""
-        return source_paths(self.path, dict(zip(ROLES, (self.calibrate, self.search, self.evaluate), strict=True)))
+        given = (self.calibrate, self.search, self.evaluate, self.train)
+        return source_paths(self.path, dict(zip((*ROLES, TRAIN), given, strict=True)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.divide import ROLES, WHOLE, SamplePart
+from quantpipe.data.divide import ROLES, TRAIN, WHOLE, SamplePart
 from quantpipe.data.duplicates import NONE_SHARED, Contents, Shared, fingerprints, say, sequence_contents, unshared
 from quantpipe.data.input_checks import Feed, route
 from quantpipe.data.labels import check_labels
@@ -38,7 +38,8 @@ class Splits:
 
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
     of the batches (`data/recurrent_state.py` adds them). `aside`: search samples that are held out, to judge
-    (`data/holdout.py`). `duplicates`, `force_few`: the user's exceptions (`Handling`).
+    (`data/holdout.py`). `train`: samples to train on, None for the calibration samples. `duplicates`, `force_few`: the
+    user's exceptions (`Handling`).
     """
 
     calibrate: Samples
@@ -46,20 +47,22 @@ class Splits:
     evaluate: Samples
     state: Mapping[str, str] = field(default_factory=dict)
     aside: Samples | None = None
+    train: Samples | None = None
     duplicates: str = "drop"
     force_few: bool = False
 
     @property
     def roles(self) -> dict[str, Samples]:
-        """Return the sample lists by name; `judge` where there is one."""
-        found = {role: getattr(self, role) for role in ROLES}
-        return found if self.aside is None else {**found, "judge": self.aside}
+        """Return the sample lists by name; `judge` and `train` where there are such."""
+        further = {"judge": self.aside, TRAIN: self.train}
+        known = {role: samples for role, samples in further.items() if samples is not None}
+        return {role: getattr(self, role) for role in ROLES} | known
 
     def with_roles(self, roles: Mapping[str, Samples]) -> Splits:
         """Return other sample lists in the same places."""
         calibrate, search, evaluate = (roles[role] for role in ROLES)
-        aside = roles.get("judge")
-        return replace(self, calibrate=calibrate, search=search, evaluate=evaluate, aside=aside)
+        aside, train = roles.get("judge"), roles.get(TRAIN)
+        return replace(self, calibrate=calibrate, search=search, evaluate=evaluate, aside=aside, train=train)
 
 
 @dataclass(frozen=True)
@@ -129,15 +132,15 @@ def source_paths(path: Any, roles: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
     ConfigError for contradictions; DataError for what does not exist, or where two sources share samples.
     """
-    given = {role: Path(str(roles[role]["path"])).expanduser() for role in ROLES if roles[role].get("path")}
-    if path and given:
+    given = {role: Path(str(part["path"])).expanduser() for role, part in roles.items() if part.get("path")}
+    if path and given.keys() - {TRAIN}:
         raise ConfigError(
             f"given together with {', '.join(f'dataset.{r}.path' for r in given)}; give one source to be divided, or "
             "one for each split.",
             where="dataset.path",
         )
     if path:
-        given = {WHOLE: Path(str(path)).expanduser()}
+        given[WHOLE] = Path(str(path)).expanduser()
     elif missing := [role for role in ("calibrate", "evaluate") if role not in given]:
         raise ConfigError(
             f"dataset.{missing[0]}.path is not set. Set dataset.path to one source, which is then divided; or both "
@@ -187,20 +190,23 @@ def build(
             check_labels(source.labels, classes, source.where)
     samples: dict[str, SourceSamples] = {}
     taken = np.empty(0, np.uint64)
-    for role in reversed(ROLES):  # what judges comes first: what fits must not hold the same
-        part = parts[role]
+    wanted = [*([TRAIN] if TRAIN in parts or limits.get(TRAIN) is not None else []), *ROLES]
+    for role in reversed(wanted):  # what judges comes first: what fits must not hold the same
+        place = ROLES.index(role) if role in ROLES else 0
+        part = parts.get(role, parts[ROLES[0]])
         feeds = route(inputs, part.source, preprocess, list(handling.state.values()))
         if handling.shuffle:
-            part = part.shuffled(np.random.default_rng([seed, ROLES.index(role)]))
-        limit = _limit(role, {**DEFAULT_SAMPLES, **limits}[role])
+            part = part.shuffled(np.random.default_rng([seed, place]))
+        limit = _limit(role, {**DEFAULT_SAMPLES, **limits}.get(role))
         contents = _contents(part, handling)
         part, shared = _without_shared(role, part, contents, taken, limit=limit, handling=handling)
         samples[role] = _samples(role, part, limit, feeds, handling=handling, shared=shared)
-        if handling.duplicates == "drop" and role != ROLES[0]:
+        if handling.duplicates == "drop" and role in ROLES[1:]:
             taken = np.concatenate([taken, contents(samples[role].indices)])
     return Splits(
         **{role: samples[role] for role in ROLES},
         state=dict(handling.state),
+        train=samples.get(TRAIN),
         duplicates=handling.duplicates,
         force_few=handling.force_few,
     )
@@ -221,7 +227,8 @@ def _without_shared(
         return part, NONE_SHARED
     enough = None if handling.on_error == "skip" else limit  # of those some may have to be left out, too
     kept, shared = unshared(part.source, part.indices, contents, taken, limit=enough)
-    say(role, len(kept), shared, ROLES[ROLES.index(role) + 1 :], where=part.source.where)
+    judging = ROLES[ROLES.index(role) + 1 :] if role in ROLES else ROLES[1:]
+    say(role, len(kept), shared, judging, where=part.source.where)
     return replace(part, indices=kept), shared
 
 

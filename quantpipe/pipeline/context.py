@@ -248,7 +248,10 @@ class RunContext:
         # Steps that change channels estimate ranges anew.
         ranges = {"threshold": digest_json(part(self.settings, "threshold"))}
         ranges |= {"profile": self.profile} if self.profile else {}
-        found = self.origin("recover", inputs | ranges, (*ANNOTATE, "recover", "seed"))
+        trains = self.settings.train.active
+        inputs |= {"train_data": self.inputs.training.digest} if trains else {}
+        keys = (*ANNOTATE, "recover", *(("train",) if trains else ()), "seed")
+        found = self.origin("recover", inputs | ranges, keys)
         # What it divides is named by the samples' digests; where it divides nothing it decides nothing.
         # `when` says whether there is recovery; with `missed` the objective says how far it goes, and what is taken.
         idle = ("holdout",) if self.settings.recovers_if_missed else ("holdout", "when")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe.data.few import few_notes, refuse_few
@@ -13,6 +13,7 @@ from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, ModelError, nearest
 from quantpipe.evaluate.preprocessing_checks import doubts
+from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
@@ -53,6 +54,15 @@ class Inputs:
     """What else is to be known of the samples."""
     compared: Compared = Compared()  # noqa: RUF009  (frozen)
     """What of the model is compared with the float model, and by which losses."""
+    train: Samples | None = None
+    """Samples to train on, where they are others than those of calibration."""
+    norms: Mapping[str, BatchNorm] = field(default_factory=dict)
+    """Result of a convolution -> its BatchNormalization in the model as given, where training asks for them."""
+
+    @property
+    def training(self) -> Samples:
+        """Return the samples to train on."""
+        return self.calibrate if self.train is None else self.train
 
     @property
     def judge(self) -> Samples:
@@ -64,7 +74,8 @@ class Inputs:
 
         The record has source, count, digest, indices, and what was left out (docs/artifacts.md).
         """
-        roles = {"calibrate": self.calibrate, "search": self.search, "judge": self.aside, "evaluate": self.evaluate}
+        roles = {"calibrate": self.calibrate, "search": self.search, "judge": self.aside, "train": self.train}
+        roles["evaluate"] = self.evaluate
         return {role: record_of(samples) for role, samples in roles.items() if samples is not None}
 
 
@@ -103,7 +114,9 @@ def load(settings: Settings) -> Inputs:
     speaking = doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
-    return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared)
+    norms = batch_norms(raw.graph.model) if settings.train.fold else {}
+    norms = {name: norm for name, norm in norms.items() if name in graph.producers}
+    return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared, splits.train, norms)
 
 
 def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> bool:

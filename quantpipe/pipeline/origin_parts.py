@@ -89,6 +89,7 @@ PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
         "objective": lambda settings: settings.objective,
         "detections": lambda settings: settings.detections,
         "recover": lambda settings: settings.recover,
+        "train": lambda settings: settings.train,
         "realize": lambda settings: {"backend": settings.backend, "forms": settings.forms},
         "evaluate": lambda settings: settings.evaluate,
     }

@@ -12,6 +12,7 @@ from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.recover_if_missed import left_out, missed, sought, weighed
 from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.train import training_data
 from quantpipe.plan import NO_OVERRIDES, Problem
 from quantpipe.recover import LayerCheckpoint, RecoveryResult
 from quantpipe.report.text import recovery_gain
@@ -29,9 +30,11 @@ def recover(
     job, settings, options = job.with_topology_of(found.strategy), job.settings, job.settings.recover
     files = files or job.files
     waits = settings.recovers_if_missed
-    if waits:
-        options = sought(options, settings.objective) if missed(found.report) else replace(options, steps=())
-    if not options.steps and settings.search.weights == "nearest":
+    if waits and not missed(found.report):
+        waits, options = False, replace(options, steps=())
+    elif waits:
+        options = sought(options, settings.objective)
+    if not options.steps and not settings.train.active and settings.search.weights == "nearest":
         return found
     origin = job.recovered(digest_of(found.strategy, NO_OVERRIDES))
     stored = files.read_recovered(origin, job.topology)
@@ -41,9 +44,10 @@ def recover(
         job.console.stage("recover", "from an earlier run in this folder")
         return replace(found, overrides=stored[0], recovery=stored[1])
     start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
-    if not options.steps:
+    if not options.steps and not settings.train.active:
         return replace(found, overrides=start, recovery=files.write_recovered(RecoveryResult(start, ()), origin))
-    job.console.stage("recover", f"{'the objective is missed: ' if waits else ''}{', '.join(options.names)}")
+    names = (*options.names, *((f"train ({settings.choices.get('train', 'own options')})",) if settings.train.active else ()))
+    job.console.stage("recover", f"{'the objective is missed: ' if waits else ''}{', '.join(names)}")
     started = time.perf_counter()
     climbed = stages.recover(
         Problem(job.graph, job.topology, settings.spec, settings.schema),
@@ -51,10 +55,12 @@ def recover(
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(
-            options, settings.calibrate.memory_mb, settings.seed, base_of(job.estimator), settings.weight_method
+            options, settings.calibrate.memory_mb, settings.seed, base_of(job.estimator), settings.weight_method,
+            settings.train,
         ),
         progress=job.console.progress("recover"),
         kept=kept,
+        training=training_data(job),
     )
     gain = weighed(climbed, found.report, time.perf_counter() - started) if waits else None
     if gain is not None and not gain["kept"]:

@@ -24,6 +24,7 @@ from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
+from quantpipe.train.train_options import NO_TRAINING, TrainOptions
 from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, Schema, TensorInfo
 
 RUN_LOG = "quantpipe.run"
@@ -260,6 +261,7 @@ class Settings:
     explain: ExplainSettings = field(default_factory=ExplainSettings)
     detections: DetectionOptions = DetectionOptions()  # noqa: RUF009  (frozen)
     rules: tuple[Rule, ...] = ()
+    train: TrainOptions = NO_TRAINING
     runs: tuple[str, ...] = ()
     dump: Path | None = None
     vectors: VectorSettings = field(default_factory=VectorSettings)

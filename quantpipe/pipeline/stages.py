@@ -40,7 +40,18 @@ from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.realize import VENDOR, Provenance, write
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.provenance import stamp
-from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
+from quantpipe.recover import (
+    STEPS,
+    TRAIN,
+    Kept,
+    NoCheckpoint,
+    RecoverOptions,
+    RecoveryResult,
+    State,
+    StepItem,
+    Work,
+    accept_steps,
+)
 from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.search import (
     Algorithm,
@@ -56,6 +67,8 @@ from quantpipe.search import (
     TrialLog,
     run_search,
 )
+from quantpipe.train.train_options import NO_TRAINING, TrainOptions
+from quantpipe.train.training_data import TrainingData
 from quantpipe.types import (
     ChoiceSpace,
     CostPart,
@@ -257,7 +270,7 @@ class RecoverySettings:
     """State how recovery is run.
 
     `estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
-    `memory_mb`: what cached tensors may take.
+    `memory_mb`: what cached tensors may take. `train`: the training after all steps, if it learns anything.
     """
 
     options: RecoverOptions
@@ -265,6 +278,13 @@ class RecoverySettings:
     seed: int = 0
     estimator: Estimator = MSE()  # noqa: RUF009  (frozen)
     weight_method: WeightMethod = "mse"
+    train: TrainOptions = NO_TRAINING
+
+    @property
+    def steps(self) -> tuple[StepItem, ...]:
+        """Return the steps in order, training last."""
+        training = (StepItem(TRAIN, self.train),) if self.train.active else ()
+        return (*self.options.items(), *training)
 
 
 def recover(
@@ -276,6 +296,7 @@ def recover(
     settings: RecoverySettings,
     progress: Progress = lambda done, total, note: None,
     kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
+    training: TrainingData | None = None,
 ) -> RecoveryResult:
     """Find better numbers for a strategy: fitted on `samples`, each step judged on others (`holdout`).
 
@@ -301,6 +322,7 @@ def recover(
         progress=progress,
         kept=kept,
         profile=searched.profile,
+        training=training,
     )
     outputs: WeakKeyDictionary[State, Found] = WeakKeyDictionary()
 
@@ -311,7 +333,7 @@ def recover(
 
     state, climbed = accept_steps(
         work.start(searched.overrides, (options.layer("gptq"), options.rows)),
-        options.items(),
+        settings.steps,
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
         measured,
         kl_target=options.kl_target,

@@ -23,6 +23,7 @@ from quantpipe.pipeline.recover import recover
 from quantpipe.pipeline.refine import refine
 from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
+from quantpipe.pipeline.train import refuse_untrainable
 from quantpipe.types import (
     ChoiceSpace,
     DiagnosisPart,
@@ -154,6 +155,8 @@ class Steps:
     def _start(self) -> Start:
         job, settings = self.job, self.job.settings
         self._refuse_another_run()
+        if settings.command == "run" and {"search", "realize", "evaluate"} & self._wanted:
+            refuse_untrainable(job)
         replayed = replayed_strategy(job) if settings.command == "replay" else None
         searches = "search" in self._wanted and replayed is None
         decided = stored(job) if searches else None

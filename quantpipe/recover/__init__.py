@@ -17,12 +17,13 @@ from quantpipe.recover.reconstruct.variants import Variants
 from quantpipe.recover.rescale.outlier_channels import outlier_channels
 from quantpipe.recover.rescale.rescale_channels import rescale_channels
 from quantpipe.recover.rescale.split_channels import with_split_channels
-from quantpipe.recover.steps import STEPS
+from quantpipe.recover.steps import STEPS, TRAIN
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.work import NotApplicable, State, Work
 
 __all__ = [
     "STEPS",
+    "TRAIN",
     "Kept",
     "LayerCheckpoint",
     "LayerOptions",

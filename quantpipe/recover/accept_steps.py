@@ -71,7 +71,7 @@ def accept_steps(
             row["seconds"], row["reason"] = 0.0, reason
             continue
         try:
-            found = run(step, replace(state, note=""))
+            found = run(step, replace(state, note="", curve=()))
             value = measure(found)
         except (HardwareError, NotApplicable, ArtifactError, DataError) as error:
             row["seconds"], row["reason"] = time.perf_counter() - started, str(error)
@@ -79,6 +79,8 @@ def accept_steps(
         helps = value < best
         row["kl_after"], row["gain"], row["kept"], row["on"] = value, best - value, helps, found.note
         row["seconds"] = time.perf_counter() - started
+        if found.curve:
+            row["curve"] = list(found.curve)
         if not isfinite(value):
             row["reason"] = "its loss is no finite number: outputs are, or differ, beyond what float32 holds"
         if helps:

@@ -14,8 +14,13 @@ from quantpipe.recover.rescale.absorb import Absorption, absorbed
 from quantpipe.recover.rescale.equalize import APART, Equalization, equalized, far_apart
 from quantpipe.recover.rescale.rotate import Rotation, rotations
 from quantpipe.recover.rescale.smooth import Smoothing, smoothed
+from quantpipe.plan import Problem
 from quantpipe.recover.work import NotApplicable, State, Work
+from quantpipe.train.train_options import TrainOptions
 from quantpipe.types import Granularity
+
+TRAIN = "train"
+"""The step that learns by gradients; its parameters are the keys of conf/train."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,28 @@ def _ranges(work: Work, state: State, options: Ranges) -> State:
     return chosen_ranges(work, state, options)
 
 
+def _train(work: Work, state: State, options: TrainOptions) -> State:
+    if work.training is None or not options.active:
+        raise NotApplicable("nothing is to be learned: train.weights and train.activations are none")
+    from quantpipe.train.network import NotTrainable  # torch takes seconds to import
+    from quantpipe.train.quantized_network import TrainedState
+    from quantpipe.train.training_loop import NotConverged, train
+
+    norms = work.training.norms if options.fold else {}
+    if norms and (state.overrides.channels or state.overrides.rotations):
+        raise NotApplicable(
+            f"train.fold={options.fold} needs the normalizations as they are, and steps before it rescaled channels; "
+            "use recover=none or fold 0"
+        )
+    problem = Problem(state.graph, state.topology, work.spec, work.schema)
+    begun = TrainedState(problem, work.strategy, state.overrides, work.plan(state), norms)
+    try:
+        found = train(begun, work.training, options, seed=work.seed, progress=work.progress, kept=work.kept)
+    except (NotTrainable, NotConverged) as error:
+        raise NotApplicable(str(error)) from error
+    return replace(state, overrides=found.overrides, walk=None, note=found.note, curve=found.curve)
+
+
 def _why(what: str, reasons: Mapping[str, str]) -> str:
     """With the first few of the reasons why a layer's result has no link."""
     listed = "; ".join(f"{node}: {reason}" for node, reason in list(reasons.items())[:3])
@@ -179,4 +206,5 @@ STEPS: Mapping[str, StepKind] = {
     "smooth": StepKind(Smoothing, _smooth, rescales=True),
     "rotate": StepKind(Rotation, _rotate, rescales=True),
     "ranges": StepKind(Ranges, _ranges),
+    TRAIN: StepKind(TrainOptions, _train),
 }

@@ -31,6 +31,7 @@ from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes, channel_extremes
 from quantpipe.recover.rescale.rescale_channels import compose, rescale_channels
 from quantpipe.recover.rescale.residual_streams import Stream, streams
+from quantpipe.train.training_data import TrainingData
 from quantpipe.types import (
     HardwareSpec,
     Profile,
@@ -72,6 +73,7 @@ class State:
     walk: tuple[LayerOptions, int] | None = None
     layers: tuple[RecoveredLayerRow, ...] = field(default=(), repr=False)
     note: str = ""
+    curve: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,7 @@ class Work:
     """Hold what does not change from step to step.
 
     `samples` are those that steps are fitted to; `fitted` measures on the first few of them (None: on all). `profile`:
-    the statistics behind the strategy, where known.
+    the statistics behind the strategy, where known. `training`: what the step `train` learns from.
     """
 
     graph: Graph
@@ -96,6 +98,7 @@ class Work:
     progress: Progress = lambda done, total, note: None
     kept: Kept = NoCheckpoint()  # noqa: RUF009  (without state)
     profile: Profile | None = None
+    training: TrainingData | None = None
 
     def start(self, overrides: Overrides = NO_OVERRIDES, walk: tuple[LayerOptions, int] | None = None) -> State:
         """Return the float model, with what the strategy has already.

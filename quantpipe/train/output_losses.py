@@ -7,27 +7,15 @@ Losses of several outputs, and of the parts of one output, are added.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quantpipe.oprules.parts import Part
+from quantpipe.train.training_data import KL, OutputTarget
 
-KL, MSE = "kl", "mse"
 SUM_TOLERANCE = 1e-3
 """Difference from 1 up to which rows of scores count as probabilities."""
-
-
-@dataclass(frozen=True)
-class OutputTarget:
-    """Name an output, its loss (`kl` or `mse`), the loss's factor, and its parts (none: as a whole)."""
-
-    output: str
-    kind: str
-    factor: float = 1.0
-    parts: tuple[Part, ...] = ()
 
 
 class OutputLosses:

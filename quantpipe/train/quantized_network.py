@@ -7,7 +7,7 @@ and `overrides` gives the learned ones back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,8 @@ from quantpipe.types import Form, Kernel, QuantPlan, Range, ScaleGroup, Strategy
 
 GRADIENTS = {"none": SCALE, "ste": SCALE, "lsq": SCALE, "pact": CLIP, "dorefa": CLIP, "dsq": SOFT}
 """Algorithm for activations -> the gradient of rounding."""
+SCALE_PARAMETERS = frozenset({"factor", "centre", "distance"})
+"""Parameters of weights that are relative to their size."""
 LEARNING = frozenset({"lsq", "pact", "dsq"})
 """Algorithms that learn ranges."""
 
@@ -80,6 +82,7 @@ class QuantizedNetwork(nn.Module):
         self._grids: dict[str, TorchGrid] = {}
         self._values: dict[str, Tensor] = {}
         self._read: dict[tuple[str, str], Tensor] = {}
+        self._given: frozenset[str] = frozenset()
         self.generator = torch.Generator(device=device)
 
     # --- what is learned ------------------------------------------------------------------------------------------
@@ -175,6 +178,53 @@ class QuantizedNetwork(nn.Module):
                 self.biases[str(number)] = nn.Parameter(value, requires_grad=learns)
                 self._bias_names[node] = str(number)
 
+    @property
+    def learned_nodes(self) -> frozenset[str]:
+        """Return the nodes whose weights are learned."""
+        weight_of = self.state.problem.topology.weight_of
+        return frozenset({n for tensor in self._weight_names for n in weight_of[tensor].nodes} | set(self._folded_names))
+
+    def parameters_of(self, nodes: Sequence[Node]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the parameters of some nodes: real numbers, and those of scales and ranges.
+
+        A scale group belongs to the nodes before which no node touches it.
+        """
+        names = {node.name for node in nodes}
+        values: list[nn.Parameter] = []
+        scales: list[nn.Parameter] = []
+        for module in self._learned(names):
+            for name, parameter in module.named_parameters():
+                (scales if name.rsplit(".", 1)[-1] in SCALE_PARAMETERS else values).append(parameter)
+        values += [self.biases[b] for n, b in self._bias_names.items() if n in names and self.biases[b].requires_grad]
+        before = self._groups_of(self.state.graph.nodes[: self.state.graph.nodes.index(nodes[0])])
+        scales += self.ranges.parameters_of(self._groups_of(nodes) - before)
+        return values, scales
+
+    def penalty(self, nodes: Sequence[Node], done: float) -> Tensor | None:
+        """Return the mean penalty of the weights of some nodes after a share of the training; None for none."""
+        modules = self._learned({node.name for node in nodes})
+        found = [m.penalty(done) for m in modules if isinstance(m, Weight)]
+        parts = [part for part in found if part is not None]
+        return torch.stack(parts).mean() if parts else None
+
+    @property
+    def summary(self) -> str:
+        """Return how many weights and ranges are learned."""
+        topology, learned = self.state.problem.topology, len(self._weight_names) + len(self._folded_names)
+        folded = f", {len(self._folded_names)} with their BatchNormalization" if self._folded_names else ""
+        ranges = f"{len(self.ranges.learned)} of {len(topology.groups)} ranges"
+        return f"{learned} of {len(topology.weights)} weights{folded}, {ranges}"
+
+    def _learned(self, nodes: Collection[str]) -> list[nn.Module]:
+        weight_of = self.state.problem.topology.weight_of
+        found = [self.weights[w] for t, w in self._weight_names.items() if not set(nodes).isdisjoint(weight_of[t].nodes)]
+        return found + [self.folded[f] for n, f in self._folded_names.items() if n in nodes]
+
+    def _groups_of(self, nodes: Sequence[Node]) -> frozenset[str]:
+        """Return the keys of the scale groups of the tensors that some nodes read or make."""
+        group_of = self.state.problem.topology.group_of
+        return frozenset(group_of[t].key for node in nodes for t in (*node.inputs, *node.outputs) if t in group_of)
+
     # --- a pass ---------------------------------------------------------------------------------------------------
 
     def forward(
@@ -184,6 +234,7 @@ class QuantizedNetwork(nn.Module):
         self._grids.clear()
         self._values.clear()
         self._read.clear()
+        self._given = frozenset(values)
         found = self.network.run(values, wanted, self, None if nodes is None else list(nodes))
         self._values.clear()
         self._read.clear()
@@ -197,7 +248,9 @@ class QuantizedNetwork(nn.Module):
             return self.network.run(values, wanted, None, None if nodes is None else list(nodes))
 
     def made(self, tensor: str, value: Tensor) -> Tensor:
-        """Return a result on its grid, where it is stored."""
+        """Return a result on its grid, where it is stored; a given tensor is on its grid already."""
+        if tensor in self._given:
+            return value
         kernel = self._made_by.get(tensor)
         added = self._added_bias(tensor, value)
         return added if kernel is None or tensor not in self._rounded_at else self._on_grid(tensor, added)
@@ -213,8 +266,9 @@ class QuantizedNetwork(nn.Module):
             value = self._once(tensor, tensor, value)
         return self._once(tensor, kernel.output, value) if operand.rescaled else value
 
-    def constant(self, node: Node, port: int, tensor: str, value: Tensor) -> Tensor:
+    def constant(self, node: Node, port: int, value: Tensor) -> Tensor:
         """Return a weight on its grid, a learned bias, or a constant that a kernel reads as data on its grid."""
+        tensor = node.inputs[port]
         kernel = self._kernels.get(node.name)
         if kernel is None:
             return value

@@ -7,7 +7,7 @@ their roundings (to a power of two, to an integer zero point) have the gradient 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +92,10 @@ class RangeParameters(nn.Module):
     def learned(self) -> tuple[str, ...]:
         """Return the keys of the groups whose ranges are learned."""
         return tuple(self._names)
+
+    def parameters_of(self, keys: Collection[str]) -> list[nn.Parameter]:
+        """Return the parameters of some groups."""
+        return [self.factors[name] for key, name in self._names.items() if key in keys]
 
     def ends(self, key: str) -> tuple[Tensor, Tensor]:
         """Return the ends of a group's range, float64 `()`."""

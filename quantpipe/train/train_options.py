@@ -27,7 +27,8 @@ class TrainOptions:
     statistics of their own. `loss`: against the float model's outputs, against labels, or both. `scope`: the whole
     network at once, or block by block. `drop`: probability that an element stays in float in a training step.
     `scale_rate`: learning rate of ranges and scales, relative to their size. `range_decay`: weight of the squares of
-    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1.
+    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1. `threads`: of torch; other numbers of threads may give
+    other roundings.
     """
 
     weights: str = "none"
@@ -45,6 +46,7 @@ class TrainOptions:
     range_decay: float = 0.0
     drop: float = 0.0
     weight_size: str = "kept"
+    threads: int = 1
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -54,7 +56,7 @@ class TrainOptions:
         ):  # fmt: skip
             self._one_of(key, legal)
         for key, least in (
-            ("asynchronous", 1), ("epochs", 0), ("batch", 1), ("learning_rate", 0.0), ("scale_rate", 0.0),
+            ("asynchronous", 1), ("epochs", 0), ("batch", 1), ("threads", 1), ("learning_rate", 0.0), ("scale_rate", 0.0),
             ("weight_decay", 0.0), ("range_decay", 0.0),
         ):  # fmt: skip
             value = getattr(self, key)

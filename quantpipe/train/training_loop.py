@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,11 +21,11 @@ from torch import Tensor
 
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.plan import Overrides
-from quantpipe.train.output_losses import MSE, OutputLosses, OutputTarget, label_loss
+from quantpipe.train.output_losses import OutputLosses, label_loss
 from quantpipe.train.quantized_network import QuantizedNetwork, TrainedState
 from quantpipe.train.stretches import Stretch, blocks_of
 from quantpipe.train.train_options import TrainOptions
-from quantpipe.types import Samples
+from quantpipe.train.training_data import MSE, OutputTarget, TrainingData
 
 Progress = Callable[[int, int, str], None]
 Arrays = Mapping[str, NDArray[Any]]
@@ -46,15 +47,6 @@ class Checkpoint(Protocol):
 
     def write(self, key: str, layer: Arrays) -> None:
         """Keep arrays under a key."""
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingData:
-    """Hold the samples to train on, the compared outputs, and the output whose scores the labels belong to."""
-
-    samples: Samples
-    targets: tuple[OutputTarget, ...]
-    output: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +92,23 @@ def train(
     Raises:
         NotTrainable: for a node without gradients.
         NotConverged: where the loss is no finite number.
-        ConfigError: for a device that is absent, and labels that are missing.
+        ConfigError: for a device that is absent.
     """
-    device = _device(options.device)
-    if options.needs_labels and not data.samples.labelled:
-        raise ConfigError(
-            f"is {options.loss}, and the samples have no labels; legal is outputs, or a data set with labels",
-            where="train.loss",
-        )
+    device = device_of(options)
+    with _threads(options.threads):
+        return _trained(state, data, options, device, seed=seed, progress=progress, kept=kept)
+
+
+def _trained(
+    state: TrainedState,
+    data: TrainingData,
+    options: TrainOptions,
+    device: torch.device,
+    *,
+    seed: int,
+    progress: Progress,
+    kept: Checkpoint,
+) -> Trained:
     network = QuantizedNetwork(state, options, device)
     pieces = _pieces(network, data, state.graph.fixed_batch or options.batch, device)
     run = _Training(network, pieces, data, options, seed=seed, progress=progress)
@@ -117,6 +118,17 @@ def train(
     first, last = (f"{curve[0]:.3g}", f"{curve[-1]:.3g}") if curve else ("", "")
     losses = f", loss of the epochs {first} to {last}" if curve else ""
     return Trained(network.overrides(), curve, f"{network.summary}, {options.epochs} epochs{losses}")
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch use a number of threads; more than one wait for each other in every op."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Training:
@@ -349,10 +361,11 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
     )
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
+def device_of(options: TrainOptions) -> torch.device:
+    """Return the device to train on. Raises ConfigError for one that is absent."""
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("is cuda, and torch finds no such device; legal here is cpu", where="train.device")
-    return torch.device(name)
+    return torch.device(options.device)
 
 
 def _seed(seed: int, stretch: int, epoch: int) -> int:

@@ -220,8 +220,8 @@ class LearnedRounding(Weight):
     """
 
     BETA = (20.0, 2.0)
-    WEIGHT, WARM = 0.01, 0.2
-    """Weight of the penalty, and the share of the training without it."""
+    WARM = 0.2
+    """Share of the training without the penalty."""
 
     def __init__(self, start: WeightStart) -> None:
         super().__init__(start)
@@ -247,13 +247,13 @@ class LearnedRounding(Weight):
         return soft if self.training else straight_through(self.stored()[0] * grid.scale, soft)
 
     def penalty(self, done: float) -> Tensor | None:
-        """Return the weighted sum of 1 - |2h - 1|^β."""
+        """Return the mean of 1 - |2h - 1|^β."""
         if done < self.WARM:
             return None
         share = (done - self.WARM) / (1 - self.WARM)
         first, last = self.BETA
         beta = last + (first - last) * (1 - share)
-        return self.WEIGHT * (1 - (2 * self.up() - 1).abs().pow(beta)).sum()
+        return (1 - (2 * self.up() - 1).abs().pow(beta)).mean()
 
 
 ALGORITHMS: Mapping[str, Callable[[WeightStart, bool], Weight]] = {

@@ -169,7 +169,7 @@ class ChoiceRow(TypedDict):
 
 
 class StepRow(TypedDict):
-    """A step of recovery: the loss before and after it, and whether it was kept."""
+    """A step of recovery: the loss before and after it, and whether it was kept; `curve`: the loss by epochs."""
 
     step: str
     kl_before: float
@@ -179,6 +179,7 @@ class StepRow(TypedDict):
     gain: NotRequired[float]
     on: NotRequired[str]
     reason: NotRequired[str]
+    curve: NotRequired[list[float]]
 
 
 class RecoveredLayerRow(TypedDict):

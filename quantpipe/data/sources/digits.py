@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.divide import DEFAULT_SHARE, ROLES, SamplePart, set_aside
+from quantpipe.data.divide import DEFAULT_SHARE, ROLES, TRAIN, SamplePart, set_aside
 from quantpipe.data.options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import Source
@@ -75,7 +75,7 @@ class DigitsDataset:
 
     def __post_init__(self) -> None:
         refuse_other_than_sections(self)
-        refuse_unknown_parts(self, {"search": ("share",), "samples": ROLES})
+        refuse_unknown_parts(self, {"search": ("share",), "samples": (*ROLES, TRAIN)})
 
     def source(self) -> Source:
         """Return all samples, in scikit-learn's order."""

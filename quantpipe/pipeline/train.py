@@ -1,0 +1,72 @@
+"""The inputs of training in a run, and the checks before the first stage."""
+
+from __future__ import annotations
+
+from quantpipe.errors import ConfigError
+from quantpipe.metrics.losses import LossKind
+from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.settings import Settings
+from quantpipe.train.training_data import KL, MSE, OutputTarget, TrainingData
+
+KINDS = {LossKind.KL: KL, LossKind.MSE: MSE}
+"""Losses that have a gradient."""
+
+
+def training_data(job: RunContext) -> TrainingData | None:
+    """Return the inputs of training; None where nothing is learned."""
+    if not job.settings.train.active:
+        return None
+    inputs = job.inputs
+    losses = [loss for loss in inputs.compared.losses if loss.kind in KINDS and loss.factor > 0]
+    targets = tuple(OutputTarget(loss.output, KINDS[loss.kind], loss.factor, loss.parts) for loss in losses)
+    return TrainingData(inputs.training, targets, inputs.output, inputs.norms)
+
+
+def refuse_untrainable(job: RunContext) -> None:
+    """Raise ConfigError for training that could not begin: it is said before anything else is done."""
+    options = job.settings.train
+    data = training_data(job)
+    if data is None:
+        return
+    if options.loss != "outputs" and not data.samples.labelled:
+        raise ConfigError(
+            f"is {options.loss}, and the samples have no labels; legal is outputs, or a data set with labels",
+            where="train.loss",
+        )
+    if options.loss != "labels" and not data.targets:
+        raise ConfigError(
+            f"is {options.loss}, and the compared outputs are integers, which have no gradient; legal is labels",
+            where="train.loss",
+        )
+    if options.fold and not data.norms:
+        raise ConfigError(
+            f"is {options.fold}, and no BatchNormalization follows a convolution in this model; legal is 0",
+            where="train.fold",
+        )
+    try:
+        import torch
+
+        from quantpipe.train.network import FloatNetwork, NotTrainable
+        from quantpipe.train.training_loop import device_of
+    except ImportError as error:
+        raise ConfigError(
+            f"needs torch, which cannot be imported ({error}); install it with pip install 'quantpipe-onnx[train]', or "
+            "give train=none",
+            where=_option(job.settings),
+        ) from error
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < LEAST_TORCH:
+        raise ConfigError(
+            f"needs torch {'.'.join(map(str, LEAST_TORCH))} or later, and {torch.__version__} is installed",
+            where=_option(job.settings),
+        )
+    try:
+        FloatNetwork.of(job.graph, device_of(options))
+    except NotTrainable as error:
+        raise ConfigError(f"{error}; legal is train=none", where=_option(job.settings)) from error
+
+
+LEAST_TORCH = (2, 2)
+
+
+def _option(settings: Settings) -> str:
+    return f"train={settings.choices.get('train', '...')}"
