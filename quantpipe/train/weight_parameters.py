@@ -155,9 +155,9 @@ class SoftStaircase(LearnedScale):
 
 
 class TanhWeight(Weight):
-    """DoReFa: w' = c·tanh(w) / max|tanh(w)| on a grid that ends at the largest |w'| (arXiv 1606.06160).
+    """DoReFa: w' = c·tanh(w / c) / max|tanh(w / c)| on a grid that ends at the largest |w'| (arXiv 1606.06160).
 
-    c is 1 (`unit`), or the largest |w| at the start (`kept`), which leaves a pretrained layer its size.
+    c is 1 (`unit`, as published), or the largest |w| at the start (`kept`), which leaves a pretrained layer its size.
     """
 
     gradient = CLIP
@@ -168,7 +168,7 @@ class TanhWeight(Weight):
 
     def shaped(self, factor: Tensor | None) -> Tensor:
         """Return w'."""
-        squashed = torch.tanh(super().shaped(factor))
+        squashed = torch.tanh(super().shaped(factor) / self.size)
         return self.size * squashed / squashed.abs().max().clamp(min=1e-12)
 
     def grid(self, like: Tensor) -> TorchGrid:
