@@ -63,13 +63,13 @@ def codes_of(x: Tensor, grid: TorchGrid) -> Tensor:
 
 
 def scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    """Return x, whose gradient is multiplied by a factor."""
-    return x * factor + (x * (1 - factor)).detach()
+    """Return x to the last bit, whose gradient is multiplied by a factor."""
+    return x.detach() + (x - x.detach()) * factor
 
 
 def straight_through(value: Tensor, x: Tensor) -> Tensor:
-    """Return `value`, with the gradient of x."""
-    return x + (value - x).detach()
+    """Return `value` to the last bit, with the gradient of x."""
+    return value.detach() + (x - x.detach())
 
 
 class _FakeQuantize(torch.autograd.Function):

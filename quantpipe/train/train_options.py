@@ -41,7 +41,7 @@ class TrainOptions:
     batch: int = 32
     optimizer: str = "adam"
     learning_rate: float = 1e-4
-    scale_rate: float = 1e-2
+    scale_rate: float = 1e-3
     weight_decay: float = 0.0
     range_decay: float = 0.0
     drop: float = 0.0

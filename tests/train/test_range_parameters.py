@@ -1,0 +1,67 @@
+"""The grid of a learned range is the planner's own, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantpipe import intmath
+from quantpipe.types import DType, Denominator, PowerOfTwo, Range, ScaleGroup, Symmetry, TensorSchema
+
+torch = pytest.importorskip("torch")
+
+from quantpipe.train.range_parameters import GroupGrid, RangeParameters  # noqa: E402
+
+SCHEMAS = st.builds(
+    TensorSchema,
+    symmetry=st.sampled_from(Symmetry),
+    narrow=st.booleans(),
+    denominator=st.sampled_from(Denominator),
+    power_of_two=st.sampled_from(PowerOfTwo),
+)
+ENDS = st.floats(1e-6, 1e6)
+
+
+@given(SCHEMAS, ENDS, ENDS, st.booleans(), st.integers(2, 8), st.sampled_from([DType.INT8, DType.UINT8]))
+def test_a_learned_range_has_the_grid_of_the_planner(
+    schema: TensorSchema, low: float, high: float, positive: bool, bits: int, dtype: DType
+) -> None:
+    found = Range(0.0 if positive else -low, high)
+    scale, zero, qmin, qmax = intmath.scale_zero_point(found, bits, dtype, schema)
+    ends = (torch.tensor(end, dtype=torch.float64) for end in (found.low, found.high))
+    grid = GroupGrid(bits, dtype, schema).grid(*ends, torch.zeros((), dtype=torch.float32))
+    assert (grid.scale.numpy(), float(grid.zero), grid.qmin, grid.qmax) == (scale, zero, qmin, qmax)
+
+
+def group(key: str, **changes: object) -> ScaleGroup:
+    """A group of one tensor."""
+    return ScaleGroup(key, (key,), (key,), DType.INT8, 8, **changes)  # type: ignore[arg-type]
+
+
+def test_fixed_and_empty_ranges_are_not_learned() -> None:
+    groups = {"a": group("a"), "fixed": group("fixed", fixed=Range(0, 1)), "empty": group("empty")}
+    ranges = {"a": Range(-1, 2), "fixed": Range(0, 1), "empty": Range(0, 0)}
+    bits = dict.fromkeys(groups, 8)
+    parameters = RangeParameters(groups, ranges, bits, TensorSchema(), learns=True)
+    assert parameters.learned == ("a",)
+    assert RangeParameters(groups, ranges, bits, TensorSchema(), learns=False).learned == ()
+    with torch.no_grad():
+        for factor in parameters.factors.values():
+            factor += np.log(2.0)
+    assert parameters.range("a") == Range(-2.0, 4.0) and parameters.range("fixed") == Range(0, 1)
+
+
+@pytest.mark.parametrize("symmetry", list(Symmetry))
+@pytest.mark.parametrize("positive", [True, False])
+def test_the_ends_of_a_range_have_gradients(symmetry: Symmetry, positive: bool) -> None:
+    parameters = RangeParameters(
+        {"a": group("a")}, {"a": Range(0.0 if positive else -1.0, 2.0)}, {"a": 4}, TensorSchema(symmetry), learns=True
+    )
+    parameters.grid("a", torch.zeros(())).scale.backward()
+    (factor,) = parameters.factors.values()
+    affine = symmetry is Symmetry.ASYMMETRIC or (symmetry is Symmetry.SYMMETRIC_UNSIGNED and positive)
+    steps = 15 if affine else 7
+    expected = [0.0 if positive else 1 / steps, 2 / steps] if affine else [2 / steps]
+    np.testing.assert_allclose(factor.grad.numpy(), expected, rtol=1e-6)
