@@ -29,7 +29,7 @@ from quantpipe.train.network import FloatNetwork
 from quantpipe.train.range_parameters import RangeParameters
 from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.weight_parameters import ALGORITHMS, Weight, WeightStart
-from quantpipe.types import Form, Kernel, QuantPlan, Range, ScaleGroup, Strategy, WeightSite, WeightTensor
+from quantpipe.types import DType, Form, Kernel, QuantPlan, Range, ScaleGroup, Strategy, WeightSite, WeightTensor
 
 GRADIENTS = {"none": SCALE, "ste": SCALE, "lsq": SCALE, "pact": CLIP, "dorefa": CLIP, "dsq": SOFT}
 """Algorithm for activations -> the gradient of rounding."""
@@ -110,15 +110,13 @@ class QuantizedNetwork(nn.Module):
     def _start_of(self, site: WeightSite, stored: WeightTensor) -> WeightStart:
         schema = self.state.problem.schema.weights
         qmin, qmax = intmath.integer_bounds(stored.bits, site.dtype, schema, positive=False)
-        converted = stored.dtype is not site.dtype  # to uint8 about 128, which the planner does where it must
-        zero = np.zeros((), np.int64) if converted else stored.zero_point
         return WeightStart(
             self.state.graph.constant(site.tensor).astype(np.float32),
             stored.centred().astype(np.int64),
             stored.scale,
             site.axis,
             site.channel_axis,
-            zero,
+            _own_zero(stored, site),
             qmin,
             qmax,
             schema.power_of_two,
@@ -126,7 +124,7 @@ class QuantizedNetwork(nn.Module):
         )
 
     def _pair_limit(self, site: WeightSite, stored: WeightTensor) -> int | None:
-        plain = replace(stored, dtype=site.dtype, zero_point=np.zeros((), np.int64))
+        plain = replace(stored, dtype=site.dtype, zero_point=_own_zero(stored, site))
         problem, limits = self.state.problem, []
         for node in site.nodes:
             kernel = problem.topology.kernel_of.get(node)
@@ -183,6 +181,11 @@ class QuantizedNetwork(nn.Module):
         """Return the nodes whose weights are learned."""
         weight_of = self.state.problem.topology.weight_of
         return frozenset({n for tensor in self._weight_names for n in weight_of[tensor].nodes} | set(self._folded_names))
+
+    @property
+    def fused_nodes(self) -> frozenset[str]:
+        """Return the clamps that kernels have swallowed."""
+        return frozenset(self.state.problem.topology.fused_into)
 
     def parameters_of(self, nodes: Sequence[Node]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters of some nodes: real numbers, and those of scales and ranges.
@@ -371,7 +374,7 @@ class QuantizedNetwork(nn.Module):
     def _stored(self, tensor: str, codes: Tensor, scale: Tensor) -> WeightTensor:
         site = self.state.problem.topology.weight_of[tensor]
         before = self.state.plan.weights[tensor]
-        zero = before.zero_point if before.dtype is site.dtype else np.zeros((), np.int64)
+        zero = _own_zero(before, site)
         shape = [1] * before.values.ndim
         shape[before.axis or 0] = -1
         values = codes.cpu().numpy().astype(np.int64) + (zero.reshape(shape) if zero.ndim else zero)
@@ -392,6 +395,12 @@ def _start_range(options: TrainOptions, group: ScaleGroup, found: Range) -> Rang
     if options.activations != "dorefa" or group.fixed is not None or found.threshold == 0:
         return found
     return Range(-1.0 if found.low < 0 else 0.0, 1.0)
+
+
+def _own_zero(stored: WeightTensor, site: WeightSite) -> NDArray[np.int64]:
+    """Return the zero points of a weight in its own type; the planner moves some from int8 to uint8."""
+    moved = stored.dtype is DType.UINT8 and site.dtype is DType.INT8
+    return np.asarray(stored.zero_point + DType.INT8.qmin) if moved else stored.zero_point
 
 
 def _real(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:

@@ -17,11 +17,11 @@ class Stretch:
     targets: tuple[str, ...]
 
 
-def blocks_of(graph: Graph, learned: Collection[str]) -> tuple[Stretch, ...]:
+def blocks_of(graph: Graph, learned: Collection[str], fused: Collection[str] = ()) -> tuple[Stretch, ...]:
     """Return the stretches of a graph, each with at least one node whose weight is learned.
 
     A stretch ends where one tensor of real numbers is all that later nodes read. Residual blocks are whole for this
-    reason. `learned` are nodes.
+    reason. `learned` and `fused` are nodes; no stretch begins with a fused one.
     """
     last = {t: i for i, node in enumerate(graph.nodes) for t in (*node.inputs, *node.captured) if t}
     found: list[Stretch] = []
@@ -32,12 +32,14 @@ def blocks_of(graph: Graph, learned: Collection[str]) -> tuple[Stretch, ...]:
         nodes.append(node)
         live = {t for t in (*live, *node.outputs) if last.get(t, -1) > index}
         real = [t for t in live if graph.dtypes.get(t, "float32").startswith("float") and t not in graph.input_names]
-        if index + 1 == len(graph.nodes) or (len(real) == 1 and any(n.name in learned for n in nodes)):
+        ended = len(real) == 1 and any(n.name in learned for n in nodes)
+        last_one = index + 1 == len(graph.nodes)
+        if last_one or (ended and graph.nodes[index + 1].name not in fused):
             made = {t for n in nodes for t in n.outputs}
             ends = tuple(dict.fromkeys((*real, *(o.name for o in graph.outputs if o.name in made))))
             found.append(Stretch(tuple(nodes), sources, ends))
             nodes, sources = [], tuple(live)
     if len(found) > 1 and not any(n.name in learned for n in found[-1].nodes):
-        last_one, before = found.pop(), found.pop()
-        found.append(Stretch((*before.nodes, *last_one.nodes), before.sources, last_one.targets))
+        rest, before = found.pop(), found.pop()
+        found.append(Stretch((*before.nodes, *rest.nodes), before.sources, rest.targets))
     return tuple(found)

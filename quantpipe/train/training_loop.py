@@ -150,10 +150,12 @@ class _Training:
         outputs = tuple(o.name for o in graph.outputs)
         whole = Stretch(tuple(graph.nodes), tuple(graph.input_names), outputs)
         blocks = options.scope == "blocks"
-        self.stretches = blocks_of(graph, network.learned_nodes) if blocks else (whole,)
+        self.stretches = blocks_of(graph, network.learned_nodes, network.fused_nodes) if blocks else (whole,)
         self.curve: list[float] = []
         self.done = (0, 0)  # (stretches, epochs of the next one)
         self.optimizer_state: dict[str, NDArray[Any]] = {}
+        self.start: float | None = None
+        """The first loss of a stretch, which penalties are relative to."""
         self.kept: Checkpoint | None = None
         self.key = ""
 
@@ -167,6 +169,7 @@ class _Training:
         self.network.load_state_dict({name: torch.from_numpy(np.array(v)) for name, v in parts.items()})
         self.curve = found["curve"].tolist()
         self.done = (int(found["done"][0]), int(found["done"][1]))
+        self.start = float(found["start"])
         self.optimizer_state = {name: v for name, v in found.items() if name.startswith("optimizer/")}
 
     def all(self) -> tuple[float, ...]:
@@ -186,7 +189,8 @@ class _Training:
         if begun:
             _restore(optimizer, self.optimizer_state)
         steps = sum(math.ceil(len(next(iter(p.inputs.values()))) / self.batch) for p, _ in pieces)
-        start: float | None = None
+        if not begun:
+            self.start = None
         for epoch in range(begun, options.epochs):
             self.network.train()
             self.network.generator.manual_seed(_seed(self.seed, number, epoch))
@@ -194,10 +198,10 @@ class _Training:
             for step, (batch, mixed) in enumerate(self._batches(pieces, _seed(self.seed, number, epoch))):
                 done = (epoch * steps + step) / max(options.epochs * steps, 1)
                 _set_rates(optimizer, 0.5 * (1 + math.cos(math.pi * done)))
-                value, loss = self._loss(batch, mixed, stretch, losses, done=done, start=start)
+                value, loss = self._loss(batch, mixed, stretch, losses, done=done)
                 if not math.isfinite(value):
                     raise NotConverged(f"not converged: the loss is {value} in epoch {epoch + 1}")
-                start = value if start is None else start
+                self.start = value if self.start is None else self.start
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -212,7 +216,7 @@ class _Training:
         return self.network.state.graph.fixed_batch or self.options.batch
 
     def _loss(
-        self, batch: _Piece, mixed: Values, stretch: Stretch, losses: OutputLosses, *, done: float, start: float | None
+        self, batch: _Piece, mixed: Values, stretch: Stretch, losses: OutputLosses, *, done: float
     ) -> tuple[float, Tensor]:
         """Return the loss of a batch as a number, and with the penalties of the algorithms."""
         network, options = self.network, self.options
@@ -226,7 +230,7 @@ class _Training:
         value = float(loss.detach())
         penalty = network.penalty(stretch.nodes, done)
         if penalty is not None:  # in proportion to what there is to lose
-            loss = loss + (value if start is None else start) * penalty
+            loss = loss + (value if self.start is None else self.start) * penalty
         if options.range_decay:
             loss = loss + options.range_decay * network.ranges.decay().to(loss)
         return value, loss
@@ -307,6 +311,7 @@ class _Training:
         ended = epoch >= self.options.epochs
         arrays: dict[str, NDArray[Any]] = {
             "curve": np.asarray(self.curve, np.float64),
+            "start": np.asarray(math.nan if self.start is None else self.start),
             "done": np.asarray((number + 1, 0) if ended else (number, epoch)),
         }
         arrays |= {f"network/{name}": value.cpu().numpy() for name, value in self.network.state_dict().items()}
