@@ -36,7 +36,7 @@ class Hooks(Protocol):
     """Replace values of a run."""
 
     def made(self, tensor: str, value: Tensor) -> Tensor:
-        """Return the value of a tensor that the run was given, or that a node made; called once for each."""
+        """Return the value of a tensor that the run needs and was given, or that a node made; called once for each."""
 
     def read(self, node: Node, port: int, value: Tensor) -> Tensor:
         """Return the value that a node reads at a port that is no constant."""
@@ -155,10 +155,7 @@ class FloatNetwork:
             if missing.intersection(node.outputs):
                 chosen.append(node)
                 missing.difference_update(node.outputs)
-                missing.update(
-                    t for t in (*node.inputs, *node.captured)
-                    if t and t not in values and not self.graph.is_constant(t)
-                )  # fmt: skip
+                missing.update(t for t in node.inputs if t and t not in values and not self.graph.is_constant(t))
         if missing:
             raise ValueError(f"neither given nor made by the nodes to run: {', '.join(sorted(missing))}")
         return chosen[::-1]
