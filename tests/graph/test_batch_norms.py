@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from quantpipe.api.model import model_file
 from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.load import RawModel, clean_graph, read_graph
 from quantpipe.graph.view import Graph
+from tests.graph.outside_nets import saved
 from tests.ops.line import Net, normal_samples
 from tests.zoo import requires_zoo, zoo
 
@@ -107,6 +110,31 @@ def test_constants_that_nodes_make_count(tmp_path: Path) -> None:
     found = (numbers.bias, numbers.gamma, numbers.beta, numbers.mean, numbers.variance)
     assert [list(array) for array in found] == [[n, 2, 3, 4] for n in range(1, 6)]
     np.testing.assert_allclose(clean.constant(clean.producers[result].inputs[2]), numbers.folded_bias, rtol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"training_mode": 1}, {"more": ["m", "v"]}], ids=str)
+def test_statistics_of_a_batch_do_not_count(changes: dict[str, Any]) -> None:
+    net = Net(seed=6)
+    x = norm(net, net.conv(net.input(None, 4, 6, 6), 4, 4, 1, 1), 4)
+    net.output(x)
+    proto = net.proto()
+    node = next(n for n in proto.graph.node if n.op_type == "BatchNormalization")
+    node.output.extend(changes.get("more", ()))
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in changes.items() if k != "more")
+    assert list(batch_norms(ir.from_proto(proto))) == ([] if changes else [x])
+
+
+def test_a_transposed_convolution_whose_weight_stays_in_its_file_is_not_folded(tmp_path: Path) -> None:
+    net = Net(seed=7)
+    x = norm(net, net.conv(net.input(None, 64, 4, 4), 64, 300, 1, 1), 300)
+    x = net.node("ConvTranspose", net.node("Relu", x), net.floats(300, 64, 1, 1), name="up")
+    last = norm(net, x, 64)
+    net.output(last)
+    raw = read_graph(saved(net, tmp_path), resident_mb=0)
+    norms = batch_norms(raw.graph.model)
+    clean = clean_graph(raw, next(iter(normal_samples(raw.graph).batches(2))).inputs, isolate=False)
+    assert clean.producers[last].op == "Conv" and len(norms) == 1  # a convolution of its own does the normalization
+    assert_follows(raw.graph, clean, norms)
 
 
 def test_a_wrong_number_is_found(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def products() -> Iterator[Case]:
         yield Case("Gemm", [left, right, normal(4)], {"transA": a, "transB": b})
         yield Case("Gemm", [left, right, normal(3, 1)], {"transA": a, "transB": b, "alpha": 0.5, "beta": -2.0})
     yield Case("Gemm", [normal(3, 5), normal(4, 5)], {"transB": 1})
+    yield Case("Gemm", [normal(3, 5), normal(4, 5), normal(4)], {"transB": 1, "beta": 0.5})
     yield Case("Gemm", [normal(3, 5), normal(4, 5), normal(3, 4)], {"transB": 1})
     yield Case("Gemm", [normal(3, 5), normal(4, 5), scalar(2.0)], {"transB": 1, "alpha": 2.0})
     for left, right in (
@@ -232,7 +233,7 @@ def moves() -> Iterator[Case]:
     yield Case("Squeeze", [ones])
     yield Case("Squeeze", [ones, i(-2)])
     yield Case("Unsqueeze", [ROWS, i(-1, 0)])
-    yield Case("Unsqueeze", [ROWS, i(2)])
+    yield Case("Unsqueeze", [ROWS, i(3, 0)])
     yield Case("Transpose", [ROWS])
     yield Case("Transpose", [ROWS], {"perm": [1, 2, 0]})
     yield Case("Expand", [normal(3, 1), i(2, 1, 4)])
@@ -282,6 +283,7 @@ def resizes() -> Iterator[Case]:
     yield Case("Resize", [MAP, f(), f(1, 1, 2, 2)])
     old = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
     yield Case("Resize", [MAP, None, f(1, 1, 2, 1.7)], old, opset=17)
+    yield Case("Resize", [MAP, None, f(1, 1, 1, 3)], old | {"nearest_mode": "round_prefer_ceil"}, opset=17)
     yield Case("Resize", [MAP, None, f(1, 1, 2, 2)], {"extrapolation_value": 3.0, "cubic_coeff_a": -0.5})
 
 

@@ -157,7 +157,19 @@ def test_a_tensor_that_is_given_is_not_computed_again() -> None:
     recorder = Recorder()
     both = network.run(feeds | {first: changed}, ["logits", first], recorder)
     assert torch.equal(both[first], changed) and graph.nodes[0].name not in recorder.called
+    assert recorder.tensors.count(first) == 1 and "image" not in recorder.tensors  # nothing reads the image
     assert not torch.equal(both["logits"], network.run(feeds, ["logits"])["logits"])
+
+
+def test_a_given_result_of_a_node_that_runs_for_another_one_stays() -> None:
+    net = Net()
+    x = net.node("Relu", net.input(None, 4))
+    net.split(x, ["left", "right"], [2, 2], 1)
+    net.output(net.node("Add", "left", net.node("Exp", "right"), output="out"))
+    recorder, given = Recorder(), {"x": torch.ones(1, 4), "left": torch.full((1, 2), 5.0)}
+    found = FloatNetwork.of(load(net), CPU).run(given, ["out"], recorder)
+    assert torch.allclose(found["out"], torch.full((1, 2), 5.0 + np.e))
+    assert recorder.tensors.count("left") == 1
 
 
 def test_a_constant_can_be_wanted() -> None:
