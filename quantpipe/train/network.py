@@ -41,8 +41,8 @@ class Hooks(Protocol):
     def read(self, node: Node, port: int, value: Tensor) -> Tensor:
         """Return the value that a node reads at a port that is no constant."""
 
-    def constant(self, tensor: str, value: Tensor) -> Tensor:
-        """Return the value of a floating constant; called for each operand that reads it."""
+    def constant(self, node: Node, port: int, value: Tensor) -> Tensor:
+        """Return the value that a node reads at a port that is a floating constant."""
 
     def call(self, node: Node, operands: list[Tensor | None]) -> Tensor | None:
         """Return the result of a node, or None to have the table compute it. Absent operands are None."""
@@ -57,7 +57,7 @@ class _Unchanged:
     def read(self, node: Node, port: int, value: Tensor) -> Tensor:
         return value
 
-    def constant(self, tensor: str, value: Tensor) -> Tensor:
+    def constant(self, node: Node, port: int, value: Tensor) -> Tensor:
         return value
 
     def call(self, node: Node, operands: list[Tensor | None]) -> Tensor | None:
@@ -136,7 +136,7 @@ class FloatNetwork:
                 operands.append(None)
             elif self.graph.is_constant(tensor):
                 constant = self._constant(tensor, dtype)
-                offered = hooks.constant(tensor, constant) if constant.is_floating_point() else constant
+                offered = hooks.constant(node, port, constant) if constant.is_floating_point() else constant
                 changed |= set() if offered is constant else {port}
                 operands.append(offered)
             else:
@@ -144,7 +144,16 @@ class FloatNetwork:
         result = hooks.call(node, operands)
         if result is None:
             known = {port: numbers for port, numbers in step.known.items() if port not in changed}
-            result = step.row.compute(Call(node, operands, dtype, known))
+            return self._results(node, Call(node, operands, dtype, known))
+        return (result,)
+
+    def compute(self, node: Node, operands: Sequence[Tensor | None]) -> Tensor:
+        """Return the first result of a node from its operands, as the table computes it."""
+        first = next(operand for operand in operands if operand is not None)
+        return self._results(node, Call(node, operands, first.dtype, self._step(node).known))[0]
+
+    def _results(self, node: Node, call: Call) -> tuple[Tensor, ...]:
+        result = self._step(node).row.compute(call)
         return result if isinstance(result, tuple) else (result,)
 
     def _needed(self, values: Mapping[str, Tensor], wanted: Collection[str], nodes: Sequence[Node]) -> list[Node]:

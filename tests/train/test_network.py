@@ -67,7 +67,7 @@ class Recorder:
     def __init__(self) -> None:
         self.tensors: list[str] = []
         self.reads: list[tuple[str, int]] = []
-        self.constants: list[str] = []
+        self.constants: list[tuple[str, int]] = []
         self.called: list[str] = []
 
     def made(self, tensor: str, value: Any) -> Any:
@@ -78,8 +78,8 @@ class Recorder:
         self.reads.append((node.name, port))
         return value
 
-    def constant(self, tensor: str, value: Any) -> Any:
-        self.constants.append(tensor)
+    def constant(self, node: Node, port: int, value: Any) -> Any:
+        self.constants.append((node.name, port))
         return value
 
     def call(self, node: Node, operands: list[Any]) -> Any:
@@ -221,7 +221,7 @@ def test_hooks_see_each_tensor_once_and_every_operand(name: str) -> None:
     assert Counter(recorder.tensors) == Counter([*graph.input_names, *graph.producers])
     operands = [(n.name, port, t) for n in graph.nodes for port, t in enumerate(n.inputs) if t]
     assert recorder.reads == [(n, port) for n, port, t in operands if not graph.is_constant(t)]
-    floats = [t for _, _, t in operands if graph.is_constant(t) and graph.constant(t).dtype.kind == "f"]
+    floats = [(n, p) for n, p, t in operands if graph.is_constant(t) and graph.constant(t).dtype.kind == "f"]
     assert floats and recorder.constants == floats
     assert recorder.called == [n.name for n in graph.nodes]
 
@@ -239,8 +239,8 @@ class Changes(Recorder):
     def read(self, node: Node, port: int, value: Any) -> Any:
         return 2 * value if (self.what, self.name) == ("read", f"{node.name}:{port}") else value
 
-    def constant(self, tensor: str, value: Any) -> Any:
-        return 2 * value if (self.what, self.name) == ("constant", tensor) else value
+    def constant(self, node: Node, port: int, value: Any) -> Any:
+        return 2 * value if (self.what, self.name) == ("constant", node.inputs[port]) else value
 
     def call(self, node: Node, operands: list[Any]) -> Any:
         return operands[0] if (self.what, self.name) == ("call", node.name) else None
@@ -289,12 +289,31 @@ def test_gradients_reach_what_hooks_put_in() -> None:
     class Learned(Recorder):
         high = torch.tensor(3.0, requires_grad=True)
 
-        def constant(self, tensor: str, value: Any) -> Any:
-            return self.high if tensor == "high" else value
+        def constant(self, node: Node, port: int, value: Any) -> Any:
+            return self.high if node.inputs[port] == "high" else value
 
     hooks, x = Learned(), torch.tensor(X, requires_grad=True)
     FloatNetwork.of(small(), CPU).run({"x": x}, ["out"], hooks)["out"].sum().backward()
     assert x.grad.tolist() == [[0.0, 1.0, 3.0, 2.0]] and hooks.high.grad == 1.0
+
+
+def test_a_hook_can_compute_a_node_from_other_operands() -> None:
+    """As a convolution that runs with its normalization: another weight, no bias, the table's attributes."""
+    graph = graph_of(ASSETS / "digits.onnx")
+    network = FloatNetwork.of(graph, CPU)
+
+    class Folded(Recorder):
+        def call(self, node: Node, operands: list[Any]) -> Any:
+            if node.op != "Conv":
+                return None
+            self.called.append(node.name)
+            data, weight, bias = operands
+            return 4 * network.compute(node, [data, weight / 4]) + bias.reshape(-1, 1, 1)
+
+    feeds, hooks = tensors(feeds_of(graph)), Folded()
+    found, expected = network.run(feeds, ["logits"], hooks), network.run(feeds, ["logits"])
+    assert any(graph.by_name[name].attr("group", 1) > 1 for name in hooks.called)
+    assert_near(found, {"logits": expected["logits"].numpy()})
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
