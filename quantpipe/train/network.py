@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from quantpipe.graph.cleanup import LEAST_OPSET
 from quantpipe.graph.view import Graph, Node
 from quantpipe.train.float_op import Call, FloatOp, Numbers
 from quantpipe.train.torch_ops import FLOAT_ROWS
@@ -188,6 +189,8 @@ class FloatNetwork:
             return "it holds graphs of its own"
         if node.op not in FLOAT_ROWS or node.domain not in STANDARD:
             return "torch has no form of this op here"
+        if self.graph.opset < LEAST_OPSET:
+            return f"its opset is {self.graph.opset}, and the table follows opset {LEAST_OPSET} and later"
         for tensor in node.inputs:
             if self.graph.is_constant(tensor):
                 kind = self.graph.constant_tensor(tensor).dtype
