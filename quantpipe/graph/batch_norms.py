@@ -1,7 +1,7 @@
 """The numbers of BatchNormalizations that the clean-up folds into the convolutions before them.
 
-Takes the model as read, because the clean one has only the folded weights; gives the numbers by the tensor that is the
-normalization's result in the one and the convolution's result in the other.
+Takes the model as read, because the clean model has only the folded weights. Gives the numbers by the name of the
+normalization's result, which is the convolution's result in the clean model.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class BatchNorm:
 def batch_norms(model: ir.Model) -> dict[str, BatchNorm]:
     """Return result of a BatchNormalization -> its numbers, where a convolution that nothing else reads is before it.
 
-    `model` is as read, before the clean-up. Only the form for inference with constant parameters counts, after a Conv or
-    ConvTranspose with constant weight and bias. The clean-up folds no other: not after a Gemm, and not into a
-    ConvTranspose whose weight stays in its file.
+    `model` is as read, before the clean-up. Only the form for inference with constant parameters counts, after a Conv
+    or ConvTranspose with constant weight and bias. The clean-up folds no other: not after a Gemm, and not into a
+    ConvTranspose whose weight stays in its file. A result that a later step of the clean-up joins to another op has no
+    tensor in the clean graph.
     """
     found = ((node, numbers_of(model.graph, node)) for node in model.graph)
     return {node.outputs[0].name or "": numbers for node, numbers in found if numbers is not None}
@@ -73,7 +74,9 @@ def numbers_of(graph: ir.Graph, node: ir.Node) -> BatchNorm | None:
 
 def _folds(conv: ir.Node) -> bool:
     """Return whether the clean-up folds a BatchNormalization into this node."""
-    weight = ir.convenience.get_const_tensor(conv.inputs[1]) if is_op(conv, "Conv", "ConvTranspose") else None
+    if not is_op(conv, "Conv", "ConvTranspose") or conv.inputs[1] is None:
+        return False
+    weight = ir.convenience.get_const_tensor(conv.inputs[1])
     return weight is not None and (conv.op_type == "Conv" or place_of(weight) is None)
 
 

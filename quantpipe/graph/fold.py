@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.graph.batch_norms import numbers_of
 from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 
 
@@ -26,24 +27,17 @@ def fold_batch_norms(graph: ir.Graph) -> None:
 
 
 def _fold(graph: ir.Graph, norm: ir.Node) -> None:
+    numbers = numbers_of(graph, norm)
     conv = norm.inputs[0].producer() if norm.inputs[0] is not None else None
-    training = norm.attributes.get("training_mode")
-    if conv is None or conv.op_type != "Conv" or conv.domain or (training is not None and training.value):
+    weight = conv.inputs[1] if conv is not None else None
+    if numbers is None or conv is None or weight is None or weight.const_value is None:
         return
-    result, weight = conv.outputs[0], conv.inputs[1]
-    numbers = [_constant(v) for v in norm.inputs[1:5]]
-    bias = _constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
-    if weight is None or weight.const_value is None or place_of(weight.const_value) is None or bias is None:
+    if place_of(weight.const_value) is None:
         return
-    if result in graph.outputs or len(list(result.uses())) != 1 or any(n is None for n in numbers):
-        return
-    scale, shift, mean, variance = (n for n in numbers if n is not None)
-    epsilon = norm.attributes.get("epsilon")
-    factor = scale / np.sqrt(variance + (epsilon.value if epsilon is not None else 1e-5))
     name = norm.outputs[0].name
-    folded = _added(graph, f"{name}_weight", _scaled(weight.const_value.numpy(), factor))
+    folded = _added(graph, f"{name}_weight", _scaled(weight.const_value.numpy(), numbers.factor))
     dtype = weight.const_value.dtype.numpy()
-    added = _added(graph, f"{name}_bias", ((bias - mean) * factor + shift).astype(dtype))
+    added = _added(graph, f"{name}_bias", numbers.folded_bias.astype(dtype))
     new = ir.Node(
         "", "Conv", inputs=[conv.inputs[0], folded, added], attributes=list(conv.attributes.values()), name=conv.name
     )
@@ -60,11 +54,6 @@ def _scaled(weight: NDArray[Any], factor: NDArray[np.float64]) -> NDArray[Any]:
     for rows in row_blocks(weight):
         found[rows] = weight[rows] * factor[rows].reshape(-1, *[1] * (weight.ndim - 1))
     return found
-
-
-def _constant(value: ir.Value | None) -> NDArray[np.float64] | None:
-    tensor = value.const_value if value is not None else None
-    return None if tensor is None else np.asarray(tensor.numpy(), np.float64)
 
 
 def _added(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:

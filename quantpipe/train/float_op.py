@@ -53,11 +53,6 @@ class Call:
         found = self.numbers(port)
         return None if found is None else [int(number) for number in found]
 
-    def axes(self, port: int) -> list[int] | None:
-        """Return the node's `axes`, which are an attribute before some opset and an operand from it on."""
-        found = self.integers(port)
-        return self.attr("axes") if found is None else found
-
 
 Compute = Callable[[Call], Results]
 

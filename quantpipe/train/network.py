@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from quantpipe.graph.cleanup import LEAST_OPSET
 from quantpipe.graph.view import Graph, Node
 from quantpipe.train.float_op import Call, FloatOp, Numbers
 from quantpipe.train.torch_ops import FLOAT_ROWS
@@ -36,13 +37,13 @@ class Hooks(Protocol):
     """Replace values of a run."""
 
     def made(self, tensor: str, value: Tensor) -> Tensor:
-        """Return the value of a tensor that the run was given, or that a node made; called once for each."""
+        """Return the value of a tensor that the run needs and was given, or that a node made; called once for each."""
 
     def read(self, node: Node, port: int, value: Tensor) -> Tensor:
         """Return the value that a node reads at a port that is no constant."""
 
-    def constant(self, tensor: str, value: Tensor) -> Tensor:
-        """Return the value of a floating constant; called for each operand that reads it."""
+    def constant(self, node: Node, port: int, value: Tensor) -> Tensor:
+        """Return the value that a node reads at a port that is a floating constant."""
 
     def call(self, node: Node, operands: list[Tensor | None]) -> Tensor | None:
         """Return the result of a node, or None to have the table compute it. Absent operands are None."""
@@ -164,10 +165,7 @@ class FloatNetwork:
             if missing.intersection(node.outputs):
                 chosen.append(node)
                 missing.difference_update(node.outputs)
-                missing.update(
-                    t for t in (*node.inputs, *node.captured)
-                    if t and t not in values and not self.graph.is_constant(t)
-                )  # fmt: skip
+                missing.update(t for t in node.inputs if t and t not in values and not self.graph.is_constant(t))
         if missing:
             raise ValueError(f"neither given nor made by the nodes to run: {', '.join(sorted(missing))}")
         return chosen[::-1]
@@ -191,6 +189,8 @@ class FloatNetwork:
             return "it holds graphs of its own"
         if node.op not in FLOAT_ROWS or node.domain not in STANDARD:
             return "torch has no form of this op here"
+        if self.graph.opset < LEAST_OPSET:
+            return f"its opset is {self.graph.opset}, and the table follows opset {LEAST_OPSET} and later"
         for tensor in node.inputs:
             if self.graph.is_constant(tensor):
                 kind = self.graph.constant_tensor(tensor).dtype

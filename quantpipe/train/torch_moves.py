@@ -36,7 +36,10 @@ def split(call: Call) -> tuple[Tensor, ...]:
     """Return parts of given sizes, or of equal sizes, the last one smaller."""
     x, axis, count = call[0], call.attr("axis", 0), len(call.node.outputs)
     sizes = call.integers(1)
-    return tuple(torch.split(x, sizes if sizes is not None else -(-x.shape[axis] // count), axis))
+    if sizes is None:
+        part = -(-x.shape[axis] // count)
+        sizes = [*[part] * (count - 1), x.shape[axis] - part * (count - 1)]
+    return tuple(torch.split(x, sizes, axis))
 
 
 def slices(call: Call) -> Tensor:
@@ -77,13 +80,13 @@ def flatten(call: Call) -> Tensor:
 
 def squeeze(call: Call) -> Tensor:
     """Return the operand without some axes of size 1, or without all of them."""
-    x, axes = call[0], call.axes(1)
+    x, axes = call[0], call.integers(1)
     return x.squeeze() if axes is None else x.squeeze(tuple(axes))
 
 
 def unsqueeze(call: Call) -> Tensor:
     """Return the operand with new axes of size 1, at places in the result."""
-    x, axes = call[0], _given(call.axes(1))
+    x, axes = call[0], _given(call.integers(1))
     rank = x.dim() + len(axes)
     for axis in sorted(a % rank for a in axes):
         x = x.unsqueeze(axis)

@@ -1,7 +1,7 @@
 """FLOAT_ROWS: one row per op that torch computes in training, with the attributes and operands it supports.
 
-A node in another form is rejected (`FloatOp.reason`). Definitions are ONNX's, from opset 13 on; an op whose axes
-became an operand later accepts both forms.
+A node in another form is rejected (`FloatOp.reason`). Definitions are ONNX's from opset 17 on, the clean-up's
+smallest; an op whose axes became an operand later accepts both forms.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ def _with(function: Callable[..., Tensor], **defaults: float) -> FloatOp:
     return FloatOp(compute, frozenset(defaults))
 
 
-def _over_axes(function: Callable[..., Tensor]) -> FloatOp:
-    """Return the row of a reduction: `function(x, axes, keepdim)`."""
+def _over_axes(function: Callable[..., Tensor], *, listed: bool = True) -> FloatOp:
+    """Return the row of a reduction: `function(x, axes, keepdim)`; `listed`: before opset 18, axes are an attribute."""
 
     def compute(call: Call) -> Tensor:
-        x, axes = call[0], call.axes(1)
+        x, axes = call[0], call.integers(1) or call.attr("axes")
         if not axes and call.attr("noop_with_empty_axes", 0):
             return x
         return function(x, tuple(axes or range(x.dim())), bool(call.attr("keepdims", 1)))
 
-    return FloatOp(compute, frozenset({"axes", "keepdims", "noop_with_empty_axes"}), numbers=frozenset({1}), inputs=2)
+    known = {"keepdims", "noop_with_empty_axes"} | ({"axes"} if listed else set())
+    return FloatOp(compute, frozenset(known), numbers=_FIRST, inputs=2)
 
 
 def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> FloatOp:
@@ -187,7 +188,7 @@ FLOAT_ROWS: Mapping[str, FloatOp] = {
     "GlobalAveragePool": FloatOp(lambda c: c[0].mean(tuple(range(2, c[0].dim())), keepdim=True)),
     "GlobalMaxPool": FloatOp(lambda c: c[0].amax(tuple(range(2, c[0].dim())), keepdim=True)),
     "ReduceMean": _over_axes(torch.mean),
-    "ReduceSum": _over_axes(torch.sum),
+    "ReduceSum": _over_axes(torch.sum, listed=False),
     "ReduceMax": _over_axes(torch.amax),
     "ReduceMin": _over_axes(torch.amin),
     "ReduceL2": _over_axes(lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep)),
@@ -198,8 +199,8 @@ FLOAT_ROWS: Mapping[str, FloatOp] = {
     "Gather": FloatOp(m.gather, _AXIS, inputs=2),
     "Reshape": FloatOp(m.reshape, frozenset({"allowzero"}), numbers=_FIRST, inputs=2),
     "Flatten": FloatOp(m.flatten, _AXIS),
-    "Squeeze": FloatOp(m.squeeze, frozenset({"axes"}), numbers=_FIRST, inputs=2),
-    "Unsqueeze": FloatOp(m.unsqueeze, frozenset({"axes"}), numbers=_FIRST, inputs=2),
+    "Squeeze": FloatOp(m.squeeze, numbers=_FIRST, inputs=2),
+    "Unsqueeze": FloatOp(m.unsqueeze, numbers=_FIRST, inputs=2),
     "Transpose": FloatOp(m.transpose, frozenset({"perm"})),
     "Expand": FloatOp(m.expand, numbers=_FIRST, inputs=2),
     "Tile": FloatOp(m.tile, numbers=_FIRST, inputs=2),
@@ -209,7 +210,7 @@ FLOAT_ROWS: Mapping[str, FloatOp] = {
     "Resize": FloatOp(w.resize, frozenset({"antialias", "axes", "coordinate_transformation_mode", "cubic_coeff_a",
                                            "exclude_outside", "extrapolation_value", "keep_aspect_ratio_policy",
                                            "mode", "nearest_mode"}),
-                      w.resize_refuses, numbers=frozenset({1, 2, 3}), inputs=4),
+                      w.resize_refuses, numbers=frozenset({2, 3}), inputs=4),
     "DepthToSpace": FloatOp(m.depth_to_space, frozenset({"blocksize", "mode"})),
     "SpaceToDepth": FloatOp(m.space_to_depth, frozenset({"blocksize"})),
     "Shape": FloatOp(m.shape, frozenset({"start", "end"})),

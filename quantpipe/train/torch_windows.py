@@ -150,8 +150,9 @@ def _half_pixel(places: Places, scale: np.float32, size: int, wanted: int) -> Pl
 
 def _symmetric(places: Places, scale: np.float32, size: int, wanted: int) -> Places:
     adjusted = np.float32(wanted) / (scale * np.float32(size))
-    offset = np.float32(size) / np.float32(2) * (np.float32(1) - adjusted)
-    return offset + _half_pixel(places, scale, size, wanted)
+    offset = np.float64(np.float32(size) / np.float32(2) * (np.float32(1) - adjusted))
+    found = offset + (places.astype(np.float64) + 0.5) / np.float64(scale) - 0.5
+    return found.astype(np.float32)  # float32 and float64 where onnxruntime has them
 
 
 def _corners(places: Places, scale: np.float32, size: int, wanted: int) -> Places:

@@ -21,6 +21,7 @@ OP_TABLES = (
     "simulate/",
     "lowering/",
     "conform/recipes.py",
+    "graph/batch_norms.py",
     "graph/cleanup.py",
     "graph/extract.py",
     "graph/fold.py",
