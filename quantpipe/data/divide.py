@@ -66,8 +66,8 @@ def divide(
 ) -> dict[str, SamplePart]:
     """Return the samples of each split, by role.
 
-    The sources have the key `WHOLE`, or the keys calibrate, evaluate and perhaps search; and perhaps train. With one source,
-    `fractions` are the shares of the splits; `search["share"]` is the part of calibrate that search gets. `units`
+    The sources have the key `WHOLE`, or the keys calibrate, evaluate and perhaps search; and perhaps train. With one
+    source, `fractions` are the shares of the splits; `search["share"]` is the part of calibrate that search gets. `units`
     (default: the sequences of each source) are samples that must stay in one split.
     """
     parts = {}

@@ -46,7 +46,10 @@ def recover(
     start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
     if not options.steps and not settings.train.active:
         return replace(found, overrides=start, recovery=files.write_recovered(RecoveryResult(start, ()), origin))
-    names = (*options.names, *((f"train ({settings.choices.get('train', 'own options')})",) if settings.train.active else ()))
+    names = (
+        *options.names,
+        *((f"train ({settings.choices.get('train', 'own options')})",) if settings.train.active else ()),
+    )
     job.console.stage("recover", f"{'the objective is missed: ' if waits else ''}{', '.join(names)}")
     started = time.perf_counter()
     climbed = stages.recover(
@@ -55,12 +58,16 @@ def recover(
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(
-            options, settings.calibrate.memory_mb, settings.seed, base_of(job.estimator), settings.weight_method,
+            options,
+            settings.calibrate.memory_mb,
+            settings.seed,
+            base_of(job.estimator),
+            settings.weight_method,
             settings.train,
+            training_data(job),
         ),
         progress=job.console.progress("recover"),
         kept=kept,
-        training=training_data(job),
     )
     gain = weighed(climbed, found.report, time.perf_counter() - started) if waits else None
     if gain is not None and not gain["kept"]:

@@ -270,7 +270,8 @@ class RecoverySettings:
     """State how recovery is run.
 
     `estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
-    `memory_mb`: what cached tensors may take. `train`: the training after all steps, if it learns anything.
+    `memory_mb`: what cached tensors may take. `train`: the training after all steps, if it learns anything, and
+    `training` what it learns from.
     """
 
     options: RecoverOptions
@@ -279,6 +280,7 @@ class RecoverySettings:
     estimator: Estimator = MSE()  # noqa: RUF009  (frozen)
     weight_method: WeightMethod = "mse"
     train: TrainOptions = NO_TRAINING
+    training: TrainingData | None = None
 
     @property
     def steps(self) -> tuple[StepItem, ...]:
@@ -296,7 +298,6 @@ def recover(
     settings: RecoverySettings,
     progress: Progress = lambda done, total, note: None,
     kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
-    training: TrainingData | None = None,
 ) -> RecoveryResult:
     """Find better numbers for a strategy: fitted on `samples`, each step judged on others (`holdout`).
 
@@ -322,7 +323,7 @@ def recover(
         progress=progress,
         kept=kept,
         profile=searched.profile,
-        training=training,
+        training=settings.training,
     )
     outputs: WeakKeyDictionary[State, Found] = WeakKeyDictionary()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quantpipe.errors import ConfigError
 from quantpipe.metrics.losses import LossKind
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.settings import Settings
+from quantpipe.train.torch_checks import refuse_without_torch
 from quantpipe.train.training_data import KL, MSE, OutputTarget, TrainingData
 
 KINDS = {LossKind.KL: KL, LossKind.MSE: MSE}
@@ -43,30 +43,4 @@ def refuse_untrainable(job: RunContext) -> None:
             f"is {options.fold}, and no BatchNormalization follows a convolution in this model; legal is 0",
             where="train.fold",
         )
-    try:
-        import torch
-
-        from quantpipe.train.network import FloatNetwork, NotTrainable
-        from quantpipe.train.training_loop import device_of
-    except ImportError as error:
-        raise ConfigError(
-            f"needs torch, which cannot be imported ({error}); install it with pip install 'quantpipe-onnx[train]', or "
-            "give train=none",
-            where=_option(job.settings),
-        ) from error
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < LEAST_TORCH:
-        raise ConfigError(
-            f"needs torch {'.'.join(map(str, LEAST_TORCH))} or later, and {torch.__version__} is installed",
-            where=_option(job.settings),
-        )
-    try:
-        FloatNetwork.of(job.graph, device_of(options))
-    except NotTrainable as error:
-        raise ConfigError(f"{error}; legal is train=none", where=_option(job.settings)) from error
-
-
-LEAST_TORCH = (2, 2)
-
-
-def _option(settings: Settings) -> str:
-    return f"train={settings.choices.get('train', '...')}"
+    refuse_without_torch(job.graph, options, f"train={job.settings.choices.get('train', 'own options')}")

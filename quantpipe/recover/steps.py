@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quantpipe.plan import Problem
 from quantpipe.recover.parameters import SEARCHED, at_least, flag, one_of, whole
 from quantpipe.recover.ranges import Ranges, chosen_ranges
 from quantpipe.recover.reconstruct.layer import LayerOptions
@@ -14,7 +15,6 @@ from quantpipe.recover.rescale.absorb import Absorption, absorbed
 from quantpipe.recover.rescale.equalize import APART, Equalization, equalized, far_apart
 from quantpipe.recover.rescale.rotate import Rotation, rotations
 from quantpipe.recover.rescale.smooth import Smoothing, smoothed
-from quantpipe.plan import Problem
 from quantpipe.recover.work import NotApplicable, State, Work
 from quantpipe.train.train_options import TrainOptions
 from quantpipe.types import Granularity

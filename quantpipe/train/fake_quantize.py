@@ -72,7 +72,7 @@ def straight_through(value: Tensor, x: Tensor) -> Tensor:
     return value.detach() + (x - x.detach())
 
 
-class _FakeQuantize(torch.autograd.Function):
+class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, low: Tensor, high: Tensor, how: Any) -> Tensor:
         qmin, qmax, _, codes = how

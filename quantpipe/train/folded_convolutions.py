@@ -34,7 +34,7 @@ MOMENTUM = 0.1
 """Share of a batch in the running statistics."""
 
 
-class FoldedConvolution(nn.Module):
+class FoldedConvolution(nn.Module):  # type: ignore[misc]
     """Hold the parameters of a BatchNormalization, and how it runs with its convolution.
 
     `weight` is the convolution's own weight, before folding; `parts` divide a batch into parts with statistics of
@@ -134,7 +134,9 @@ def _corrected(conv: FoldedConvolution, convolve: Convolution) -> Tensor:
     mean, variance = conv.statistics(plain, update=True)
     deviation = torch.sqrt(variance + conv.epsilon)
     result = convolve(conv.weight(conv.along_weight(conv.gamma / running)))
-    return result * conv.along_result(running / deviation) + conv.along_result(conv.beta - conv.gamma * mean / deviation)
+    return result * conv.along_result(running / deviation) + conv.along_result(
+        conv.beta - conv.gamma * mean / deviation
+    )
 
 
 def _divided(conv: FoldedConvolution, convolve: Convolution) -> Tensor:

@@ -61,7 +61,7 @@ class TrainedState:
         return self.overrides.applied(self.strategy)
 
 
-class QuantizedNetwork(nn.Module):
+class QuantizedNetwork(nn.Module):  # type: ignore[misc]
     """Compute the float graph with stored tensors on their grids; the hooks of a `FloatNetwork`."""
 
     def __init__(self, state: TrainedState, options: TrainOptions, device: torch.device) -> None:
@@ -180,7 +180,9 @@ class QuantizedNetwork(nn.Module):
     def learned_nodes(self) -> frozenset[str]:
         """Return the nodes whose weights are learned."""
         weight_of = self.state.problem.topology.weight_of
-        return frozenset({n for tensor in self._weight_names for n in weight_of[tensor].nodes} | set(self._folded_names))
+        return frozenset(
+            {n for tensor in self._weight_names for n in weight_of[tensor].nodes} | set(self._folded_names)
+        )
 
     @property
     def fused_nodes(self) -> frozenset[str]:
@@ -220,7 +222,9 @@ class QuantizedNetwork(nn.Module):
 
     def _learned(self, nodes: Collection[str]) -> list[nn.Module]:
         weight_of = self.state.problem.topology.weight_of
-        found = [self.weights[w] for t, w in self._weight_names.items() if not set(nodes).isdisjoint(weight_of[t].nodes)]
+        found = [
+            self.weights[w] for t, w in self._weight_names.items() if not set(nodes).isdisjoint(weight_of[t].nodes)
+        ]
         return found + [self.folded[f] for n, f in self._folded_names.items() if n in nodes]
 
     def _groups_of(self, nodes: Sequence[Node]) -> frozenset[str]:
@@ -413,5 +417,3 @@ def _real(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:
         shape[stored.axis or 0] = -1
         scale = scale.reshape(shape)
     return np.asarray(stored.centred() * scale, np.float32)
-
-

@@ -62,7 +62,7 @@ def storable(scale: Tensor, power_of_two: PowerOfTwo) -> Tensor:
     return scale * (stored / scale.detach())
 
 
-class RangeParameters(nn.Module):
+class RangeParameters(nn.Module):  # type: ignore[misc]
     """Hold the ranges of the scale groups, of which some are learned.
 
     `learned`: the keys of the learned groups. A range that is empty, or fixed by the device or the model, stays.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -16,6 +16,26 @@ DEVICES = ("cpu", "cuda")
 SCOPES = ("network", "blocks")
 WEIGHT_SIZES = ("kept", "unit")
 FOLDS = (-1, 0, 1, 2, 3, 4)
+LEGAL: Mapping[str, Sequence[object]] = {
+    "weights": WEIGHTS,
+    "activations": ACTIVATIONS,
+    "loss": LOSSES,
+    "scope": SCOPES,
+    "optimizer": OPTIMIZERS,
+    "weight_size": WEIGHT_SIZES,
+    "device": DEVICES,
+    "fold": FOLDS,
+}
+LEAST: Mapping[str, float] = {
+    "asynchronous": 1,
+    "epochs": 0,
+    "batch": 1,
+    "threads": 1,
+    "learning_rate": 0.0,
+    "scale_rate": 0.0,
+    "weight_decay": 0.0,
+    "range_decay": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -27,8 +47,8 @@ class TrainOptions:
     statistics of their own. `loss`: against the float model's outputs, against labels, or both. `scope`: the whole
     network at once, or block by block. `drop`: probability that an element stays in float in a training step.
     `scale_rate`: learning rate of ranges and scales, relative to their size. `range_decay`: weight of the squares of
-    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1. `threads`: of torch; other numbers of threads may give
-    other roundings.
+    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1. `threads`: of
+    torch; other numbers of threads may give other roundings.
     """
 
     weights: str = "none"
@@ -50,15 +70,9 @@ class TrainOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for key, legal in (
-            ("weights", WEIGHTS), ("activations", ACTIVATIONS), ("loss", LOSSES), ("scope", SCOPES),
-            ("optimizer", OPTIMIZERS), ("weight_size", WEIGHT_SIZES), ("device", DEVICES), ("fold", FOLDS),
-        ):  # fmt: skip
+        for key, legal in LEGAL.items():
             self._one_of(key, legal)
-        for key, least in (
-            ("asynchronous", 1), ("epochs", 0), ("batch", 1), ("threads", 1), ("learning_rate", 0.0), ("scale_rate", 0.0),
-            ("weight_decay", 0.0), ("range_decay", 0.0),
-        ):  # fmt: skip
+        for key, least in LEAST.items():
             value = getattr(self, key)
             if not least <= value < inf:
                 raise ConfigError(f"is {value}; legal is {least} and above, and finite", where=f"train.{key}")

@@ -63,7 +63,7 @@ class WeightStart:
         return np.where(same, self.real, self.integers * scale).astype(np.float32)
 
 
-class Weight(nn.Module):
+class Weight(nn.Module):  # type: ignore[misc]
     """Hold a weight that is learned; `forward` gives its values on the grid, `stored` what the plan holds."""
 
     gradient = SCALE
@@ -96,7 +96,8 @@ class Weight(nn.Module):
         """Return the grid with a scale, float64, for the values `like`."""
         qmin, qmax = self.start.qmin, self.start.qmax
         ends = (scale * (qmin - self.zero), scale * (qmax - self.zero))
-        return TorchGrid(*(part.to(like) for part in (scale, self.zero, *ends)), qmin, qmax)
+        low, high = (end.to(like) for end in ends)
+        return TorchGrid(scale.to(like), self.zero.to(like), low, high, qmin, qmax)
 
     def stored(self, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the integers q - z, as floats, and their scale, shaped to broadcast."""
@@ -201,9 +202,7 @@ class QuantizationInterval(Weight):
     def shaped(self, factor: Tensor | None) -> Tensor:
         """Return w', multiplied by its size."""
         real = super().shaped(factor)
-        centre, distance = (
-            (self.threshold * part).to(real) for part in (self.centre, self.distance.clamp(min=1e-3))
-        )
+        centre, distance = ((self.threshold * part).to(real) for part in (self.centre, self.distance.clamp(min=1e-3)))
         slope = 0.5 / distance
         linear = slope * real.abs() + (0.5 - centre * slope)
         return self.size.to(real) * torch.sign(real) * torch.clamp(linear, 0.0, 1.0)

@@ -10,9 +10,9 @@ import numpy as np
 from quantpipe.graph.batch_norms import BatchNorm
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.train.quantized_network import TrainedState
+from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.training_data import KL, OutputTarget, TrainingData
 from quantpipe.train.training_loop import Trained, train
-from quantpipe.train.train_options import TrainOptions
 from quantpipe.types import Samples, Strategy
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line
 

@@ -196,7 +196,10 @@ def test_qil_prunes_and_clips_around_a_learned_interval() -> None:
     linear = 0.5 / 0.3 * magnitude + 0.5 - 0.6 * 0.5 / 0.3
     expected = np.sign(w) * np.where(magnitude < 0.3, 0, np.where(magnitude > 0.9, 1, linear))
     np.testing.assert_allclose(weight.shaped(None).detach().numpy(), expected, atol=1e-12)
-    centre, distance = weight.centre.detach().clone().requires_grad_(), weight.distance.detach().clone().requires_grad_()
+    centre, distance = (
+        weight.centre.detach().clone().requires_grad_(),
+        weight.distance.detach().clone().requires_grad_(),
+    )
     del weight.centre, weight.distance
 
     def shaped(c: Any, d: Any) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe import intmath
-from quantpipe.types import DType, Denominator, PowerOfTwo, Range, ScaleGroup, Symmetry, TensorSchema
+from quantpipe.types import Denominator, DType, PowerOfTwo, Range, ScaleGroup, Symmetry, TensorSchema
 
 torch = pytest.importorskip("torch")
 

@@ -88,20 +88,21 @@ def test_what_is_learned_runs_on_the_device_as_it_is_simulated(device: str) -> N
 @pytest.mark.parametrize("activations", ["lsq", "pact", "dsq"])
 @pytest.mark.parametrize("factor", [10.0, 0.1])
 def test_a_planted_range_comes_back(activations: str, factor: float) -> None:
-    """A range ten times too large or too small ends within half of what it should be, and the loss with it."""
-    problem = made("tensorrt", 5)
-    right = problem.strategy(5)
+    """A range of 4 bits ten times too large or too small comes back by half of the way at least; all else has 8 bits."""
+    problem = made("tensorrt", 8)
+    right = problem.strategy(8)
     key = problem.topology.group_of["relu2_out"].key
-    wrong = replace(right, ranges={**right.ranges, key: _times(right.ranges[key], factor)})
+    ranges = {**right.ranges, key: _times(right.ranges[key], factor)}
+    wrong = replace(right, ranges=ranges, bits={**right.bits, key: 4})
     # A range that is too large has no values beyond it: PACT and DSQ need the decay of ranges.
-    decay = 0.0 if activations == "lsq" or factor < 1 else 1e-4
+    decay = 0.0 if activations == "lsq" or factor < 1 else 1e-3
     options = TrainOptions(
-        weights="none", activations=activations, epochs=60, batch=16, scale_rate=5e-2, range_decay=decay
+        weights="none", activations=activations, epochs=80, batch=64, scale_rate=3e-2, range_decay=decay
     )
-    found = trained(problem, wrong, options, many(problem, 96))
+    found = trained(problem, wrong, options, many(problem, 128))
     ratio = found.overrides.ranges[key].threshold / right.ranges[key].threshold
-    assert found.curve[-1] < found.curve[0] / 3
-    assert 0.4 < ratio < 2.5
+    assert found.curve[-1] < found.curve[0] / 4
+    assert 10**-0.5 < ratio < 10**0.5
     assert not found.overrides.weights
 
 
@@ -112,9 +113,7 @@ def _times(found: Range, factor: float) -> Range:
 @pytest.mark.parametrize("weights", ["ste", "lsq", "dsq", "qil", "dorefa"])
 def test_every_algorithm_lowers_the_loss_at_few_bits(weights: str) -> None:
     problem = made("tensorrt", 3)
-    found = trained(
-        problem, problem.strategy(3), replace(LSQ, weights=weights, epochs=25), many(problem, 96)
-    )
+    found = trained(problem, problem.strategy(3), replace(LSQ, weights=weights, epochs=25), many(problem, 96))
     assert found.curve[-1] < 0.7 * found.curve[0]
 
 
@@ -189,7 +188,7 @@ def test_labels_are_learned() -> None:
 def test_a_loss_that_is_no_number_ends_the_training() -> None:
     problem = made("tensorrt", 4)
     options = replace(LSQ, scale_rate=1e6, epochs=5)
-    with pytest.raises(NotConverged, match="not converged: the loss is .* in epoch"):
+    with pytest.raises(NotConverged, match=r"not converged: the loss is .* in epoch"):
         trained(problem, problem.strategy(4), options, many(problem))
 
 
@@ -222,7 +221,9 @@ def test_a_node_without_gradients_is_named() -> None:
 
 def test_samples_of_several_shapes_are_trained_on() -> None:
     net = Net(5)
-    x = net.node("Relu", net.conv(net.input(None, 3, 8, None), 3, 6, 3, 3, name="first", pads=[1, 1, 1, 1]), name="relu1")
+    x = net.node(
+        "Relu", net.conv(net.input(None, 3, 8, None), 3, 6, 3, 3, name="first", pads=[1, 1, 1, 1]), name="relu1"
+    )
     net.output(net.dense(net.node("Flatten", net.node("GlobalAveragePool", x)), 6, 4, name="dense"))
 
     class Mixed:
@@ -262,6 +263,8 @@ def test_shared_weights_are_learned_once() -> None:
 
 def test_residual_blocks_are_whole() -> None:
     problem = made("tensorrt", 8, residual(4))
-    assert [len(b.nodes) for b in blocks_of(problem.graph, {"first", "second", "dense"}, {"relu1", "relu2", "relu3"})] == [2, 4, 3]
+    assert [
+        len(b.nodes) for b in blocks_of(problem.graph, {"first", "second", "dense"}, {"relu1", "relu2", "relu3"})
+    ] == [2, 4, 3]
     (whole,) = blocks_of(problem.graph, {"dense"})
     assert len(whole.nodes) == len(problem.graph.nodes)
