@@ -67,8 +67,8 @@ def divide(
     """Return the samples of each split, by role.
 
     The sources have the key `WHOLE`, or the keys calibrate, evaluate and perhaps search; and perhaps train. With one
-    source, `fractions` are the shares of the splits; `search["share"]` is the part of calibrate that search gets. `units`
-    (default: the sequences of each source) are samples that must stay in one split.
+    source, `fractions` are the shares of the splits; `search["share"]` is the part of calibrate that search gets.
+    `units` (default: the sequences of each source) are samples that must stay in one split.
     """
     parts = {}
     for role, source in sources.items():

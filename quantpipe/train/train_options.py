@@ -47,8 +47,8 @@ class TrainOptions:
     statistics of their own. `loss`: against the float model's outputs, against labels, or both. `scope`: the whole
     network at once, or block by block. `drop`: probability that an element stays in float in a training step.
     `scale_rate`: learning rate of ranges and scales, relative to their size. `range_decay`: weight of the squares of
-    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1. `threads`: of
-    torch; other numbers of threads may give other roundings.
+    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1.
+    `threads`: of torch; other numbers of threads may give other roundings.
     """
 
     weights: str = "none"
