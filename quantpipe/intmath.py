@@ -23,9 +23,6 @@ LARGEST_SCALE = float(np.finfo(np.float32).max)
 Ints = NDArray[np.int64]
 
 
-# --- rounding, saturation, wrap -------------------------------------------------------------------------------------
-
-
 def round_real(x: ArrayLike, mode: Rounding = Rounding.HALF_EVEN) -> NDArray[np.float64]:
     """Round float64 values to integers (kept in float64), any shape; infinities and NaN pass through.
 
@@ -222,8 +219,7 @@ def nearest_step(
 ) -> NDArray[Any]:
     """Return clip(rint(x), `least`, `greatest`), ties to even, in the array's own float type.
 
-    It is `quantize` for error estimates. `steps`: r/s, any shape; the bounds broadcast to it and do not include the
-    zero point. `out` saves an allocation.
+    `steps`: r/s, any shape; the bounds broadcast to it and do not include the zero point. `out` saves an allocation.
     """
     whole = np.rint(steps, out=out)
     return np.asarray(np.clip(whole, least, greatest, out=whole))  # one pass over the array: half the time of two

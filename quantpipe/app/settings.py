@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -238,7 +238,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         executor=make(plain["executor"], "executor", plugins),
         choices=start.choices,
         changed=start.changed,
-        config=concealed(plain) | {"realize": forms_record(forms), "schema": _schema_record(schema)},
+        config=concealed(plain) | {"realize": forms_record(forms), "schema": asdict(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
         limits=_built(ChoiceLimits, plain["choices"], "choices"),
@@ -397,7 +397,3 @@ def _seed(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"is {value!r}; legal is an integer from 0 on", where="seed")
     return value
-
-
-def _schema_record(schema: Any) -> dict[str, Any]:
-    return {"name": schema.name, "activations": vars(schema.activations), "weights": vars(schema.weights)}

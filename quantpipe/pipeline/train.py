@@ -23,7 +23,7 @@ def training_data(job: RunContext) -> TrainingData | None:
 
 
 def refuse_untrainable(job: RunContext) -> None:
-    """Raise ConfigError for training that could not begin: it is said before anything else is done."""
+    """Raise ConfigError for training that could not begin, before any stage."""
     options = job.settings.train
     data = training_data(job)
     if data is None:

@@ -173,7 +173,7 @@ def _train(work: Work, state: State, options: TrainOptions) -> State:
     if work.training is None or not options.active:
         raise NotApplicable("nothing is to be learned: train.weights and train.activations are none")
     from quantpipe.train.network import NotTrainable  # torch takes seconds to import
-    from quantpipe.train.quantized_network import TrainedState
+    from quantpipe.train.trained_state import TrainedState
     from quantpipe.train.training_loop import NotConverged, train
 
     norms = work.training.norms if options.fold else {}

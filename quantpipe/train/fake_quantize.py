@@ -1,12 +1,15 @@
 """Round a tensor to a grid of integers, with the gradient that an algorithm gives the rounding.
 
 A grid has a scale s, a zero point z and integers from qmin to qmax. The result is s·(clip(R(x / s) + z) - z), where R
-rounds to the nearest integer, ties to even, as ONNX QuantizeLinear does. The gradients are these:
+rounds to the nearest integer, ties to even, as ONNX QuantizeLinear does. There are three kinds of gradients. In all of
+them x has 0 outside the grid.
 
-- `scale` (LSQ, arXiv 1902.08153): x has the gradient 1 inside and 0 outside; s has R(v) - v inside, with v = x / s, and
-  the bound outside; z has 0 inside and -s outside (LSQ+, arXiv 2004.09576).
-- `clip` (PACT, arXiv 1805.06085): x has 1 inside and 0 outside; the ends `low` and `high` have 1 where x is beyond.
-- `soft` (DSQ, arXiv 1908.05033): as `clip`, with the slope of a soft staircase inside.
+`scale` is LSQ (arXiv 1902.08153). Inside, x has the gradient 1, and s has R(v) - v with v = x / s. Outside, s has the
+bound, and z has -s (LSQ+, arXiv 2004.09576).
+
+`clip` is PACT (arXiv 1805.06085). Inside, x has 1. The ends `low` and `high` have 1 where x is beyond.
+
+`soft` is DSQ (arXiv 1908.05033): as `clip`, with the slope of a soft staircase inside.
 """
 
 from __future__ import annotations
@@ -74,10 +77,11 @@ def straight_through(value: Tensor, x: Tensor) -> Tensor:
 
 class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, low: Tensor, high: Tensor, how: Any) -> Tensor:
-        qmin, qmax, _, codes = how
-        ctx.how = how
-        ctx.save_for_backward(x, scale, zero, low, high)
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, ctx.how = given
+        ctx.save_for_backward(*tensors)
+        x, scale, zero = tensors[:3]
+        qmin, qmax, _, codes = ctx.how
         if codes is None:
             codes = torch.round(x / scale).add_(zero).clamp_(qmin, qmax)
         return (codes - zero).mul_(scale)
@@ -93,8 +97,14 @@ class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
         inside = ~(below | above)
         through = gradient * inside
         if kind == SCALE:
-            found = _scale_gradients(ctx, gradient, v, zero, scale, (qmin, qmax, codes, inside, below))
-            return through, *found, None, None, None
+            of_scale = of_zero = None
+            if ctx.needs_input_grad[1]:
+                rounded = torch.round(v) if codes is None else codes - zero
+                bound = torch.where(below, qmin - zero, qmax - zero)
+                of_scale = _summed(gradient * torch.where(inside, rounded - v, bound), scale)
+            if ctx.needs_input_grad[2]:
+                of_zero = _summed(gradient * ~inside * -scale, zero)
+            return through, of_scale, of_zero, None, None, None
         if kind == SOFT:
             place = v - torch.floor(v) - 0.5
             through = through * (DSQ_HEIGHT * DSQ_SLOPE / 2 * (1 - torch.tanh(DSQ_SLOPE * place) ** 2))
@@ -103,21 +113,6 @@ class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
             for number, side, end in ((3, below, low), (4, above, high))
         ]
         return through, None, None, *ends, None
-
-
-def _scale_gradients(
-    ctx: Any, gradient: Tensor, v: Tensor, zero: Tensor, scale: Tensor, how: tuple[Any, ...]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of scale and zero point."""
-    qmin, qmax, codes, inside, below = how
-    of_scale = of_zero = None
-    if ctx.needs_input_grad[1]:
-        rounded = torch.round(v) if codes is None else codes - zero
-        bound = torch.where(below, qmin - zero, qmax - zero)
-        of_scale = _summed(gradient * torch.where(inside, rounded - v, bound), scale)
-    if ctx.needs_input_grad[2]:
-        of_zero = _summed(gradient * ~inside * -scale, zero)
-    return of_scale, of_zero
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:

@@ -1,18 +1,16 @@
 """Run a convolution together with its BatchNormalization during training, in one of six ways.
 
-f = γ / sqrt(σ² + ε), with running statistics μ and σ², and those of the batch, μ_B and σ_B². Q rounds a weight to its
-grid (MQBench, arXiv 2111.03759, figure 3; strategy 3 is arXiv 1806.08342, 4 is PyTorch's).
+f = γ / sqrt(σ² + ε) with the running statistics μ and σ², and μ_B, σ_B are the statistics of the batch. Q rounds a
+weight to its grid. The strategies are numbered as in MQBench (arXiv 2111.03759, figure 3).
 
-| strategy | forward pass | learned besides the weight |
-|---|---|---|
-| -1 | BN(conv(x, Q(w))) | γ, β, running statistics |
-| 1 | conv(x, Q(w·f)) + β - f·μ | γ, β |
-| 2 | conv(x, Q(w·γ/σ_B)) + β - γ·μ_B/σ_B, where conv(x, w) gives the statistics | γ, β, running statistics |
-| 3 | conv(x, Q(w·γ/σ))·σ/σ_B + β - γ·μ_B/σ_B | γ, β, running statistics |
-| 4 | BN(conv(x, Q(w·f)) / f) | γ, β, running statistics |
+- -1: BN(conv(x, Q(w))).
+- 1: conv(x, Q(w·f)) + β - f·μ. The statistics stay.
+- 2: conv(x, Q(w·γ/σ_B)) + β - γ·μ_B/σ_B. The statistics of the batch come from conv(x, w).
+- 3: conv(x, Q(w·γ/σ))·σ/σ_B + β - γ·μ_B/σ_B (arXiv 1806.08342).
+- 4: BN(conv(x, Q(w·f)) / f), as PyTorch does.
 
-Strategy 0 has no module here: the folded weight and bias are learned as they are. At the end every strategy folds
-with the running statistics.
+All of them learn w, γ and β, and all but 1 gather running statistics. Strategy 0 has no module here: the folded weight
+and bias are learned as they are. At the end every strategy folds with the running statistics.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quantpipe.graph.batch_norms import BatchNorm
-from quantpipe.train.weight_parameters import Weight
+from quantpipe.train.weight_parameters import LearnedWeight
 
 Convolution = Callable[[Tensor], Tensor]
 """Computes the convolution of the input at hand with a weight, without a bias."""
@@ -41,7 +39,7 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
     their own, of which the first one's enter the running statistics.
     """
 
-    def __init__(self, weight: Weight, norm: BatchNorm, strategy: int, *, channel_axis: int, parts: int) -> None:
+    def __init__(self, weight: LearnedWeight, norm: BatchNorm, strategy: int, *, channel_axis: int, parts: int) -> None:
         super().__init__()
         self.weight, self.strategy, self.parts = weight, strategy, parts
         self.epsilon, self._axis = float(norm.epsilon), channel_axis

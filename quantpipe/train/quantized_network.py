@@ -8,28 +8,25 @@ and `overrides` gives the learned ones back.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quantpipe import intmath
-from quantpipe.graph.batch_norms import BatchNorm
-from quantpipe.graph.view import Graph, Node
+from quantpipe.graph.view import Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.rule import Family
-from quantpipe.plan import Overrides, Problem
-from quantpipe.plan.blocks import real_weight
-from quantpipe.plan.pairs import pair_limit
+from quantpipe.plan import Overrides
 from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient
 from quantpipe.train.folded_convolutions import FoldedConvolution
 from quantpipe.train.network import FloatNetwork
 from quantpipe.train.range_parameters import RangeParameters
 from quantpipe.train.train_options import TrainOptions
-from quantpipe.train.weight_parameters import ALGORITHMS, Weight, WeightStart
-from quantpipe.types import DType, Form, Kernel, QuantPlan, Range, ScaleGroup, Strategy, WeightSite, WeightTensor
+from quantpipe.train.trained_state import TrainedState, own_zero, real_values, weight_start
+from quantpipe.train.weight_parameters import ALGORITHMS, LearnedWeight
+from quantpipe.types import Form, Kernel, Range, ScaleGroup, WeightSite, WeightTensor
 
 GRADIENTS = {"none": SCALE, "ste": SCALE, "lsq": SCALE, "pact": CLIP, "dorefa": CLIP, "dsq": SOFT}
 """Algorithm for activations -> the gradient of rounding."""
@@ -37,28 +34,6 @@ SCALE_PARAMETERS = frozenset({"factor", "centre", "distance"})
 """Parameters of weights that are relative to their size."""
 LEARNING = frozenset({"lsq", "pact", "dsq"})
 """Algorithms that learn ranges."""
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedState:
-    """Hold what training starts from: a problem, a strategy with its overrides, and its plan."""
-
-    problem: Problem
-    strategy: Strategy
-    overrides: Overrides
-    plan: QuantPlan
-    norms: Mapping[str, BatchNorm] = field(default_factory=dict)
-    """Result of a convolution -> the BatchNormalization that the clean-up folded into it."""
-
-    @property
-    def graph(self) -> Graph:
-        """Return the float graph."""
-        return self.problem.graph
-
-    @property
-    def applied(self) -> Strategy:
-        """Return the strategy with the ranges of the overrides."""
-        return self.overrides.applied(self.strategy)
 
 
 class QuantizedNetwork(nn.Module):  # type: ignore[misc]
@@ -96,44 +71,16 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         for number, site in enumerate(self.state.problem.topology.weights):
             stored = self.state.plan.weights[site.tensor]
             if options.weights == "none" or site.frozen or stored.block is not None:
-                self._constants[site.tensor] = _real(stored, site)
+                self._constants[site.tensor] = real_values(stored, site)
                 continue
             node = self._folds(site)
             if node is None:
-                start = self._start_of(site, stored)
+                start = weight_start(self.state, site, stored)
                 self.weights[str(number)] = ALGORITHMS[options.weights](start, unit)
                 self._weight_names[site.tensor] = str(number)
             else:
                 self.folded[str(number)] = self._folded(site, stored, node)
                 self._folded_names[node.name] = str(number)
-
-    def _start_of(self, site: WeightSite, stored: WeightTensor) -> WeightStart:
-        schema = self.state.problem.schema.weights
-        qmin, qmax = intmath.integer_bounds(stored.bits, site.dtype, schema, positive=False)
-        return WeightStart(
-            self.state.graph.constant(site.tensor).astype(np.float32),
-            stored.centred().astype(np.int64),
-            stored.scale,
-            site.axis,
-            site.channel_axis,
-            _own_zero(stored, site),
-            qmin,
-            qmax,
-            schema.power_of_two,
-            self._pair_limit(site, stored),
-        )
-
-    def _pair_limit(self, site: WeightSite, stored: WeightTensor) -> int | None:
-        plain = replace(stored, dtype=site.dtype, zero_point=_own_zero(stored, site))
-        problem, limits = self.state.problem, []
-        for node in site.nodes:
-            kernel = problem.topology.kernel_of.get(node)
-            if kernel is not None:
-                data = self.state.plan.quantizers[kernel.operands[0].tensor]
-                limits.append(
-                    pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=plain, data=data)
-                )
-        return min((limit for limit in limits if limit is not None), default=None)
 
     def _folds(self, site: WeightSite) -> Node | None:
         """Return the one convolution of a weight, where its BatchNormalization is to run with it."""
@@ -147,7 +94,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         factor = norm.gamma / np.sqrt(norm.variance + norm.epsilon)
         shape = [1] * len(stored.values.shape)
         shape[site.channel_axis] = -1
-        whole = self._start_of(site, stored)
+        whole = weight_start(self.state, site, stored)
         latent = (whole.value / factor.reshape(shape)).astype(np.float32)
         start = replace(whole, real=latent)
         if self.options.fold == -1:
@@ -190,7 +137,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         return frozenset(self.state.problem.topology.fused_into)
 
     def parameters_of(self, nodes: Sequence[Node]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return the parameters of some nodes: real numbers, and those of scales and ranges.
+        """Return the parameters of some nodes: weights and biases, and then scales and ranges.
 
         A scale group belongs to the nodes before which no node touches it.
         """
@@ -208,7 +155,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
     def penalty(self, nodes: Sequence[Node], done: float) -> Tensor | None:
         """Return the mean penalty of the weights of some nodes after a share of the training; None for none."""
         modules = self._learned({node.name for node in nodes})
-        found = [m.penalty(done) for m in modules if isinstance(m, Weight)]
+        found = [m.penalty(done) for m in modules if isinstance(m, LearnedWeight)]
         parts = [part for part in found if part is not None]
         return torch.stack(parts).mean() if parts else None
 
@@ -298,7 +245,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         if tensor in self._constants:
             return torch.from_numpy(self._constants[tensor]).to(value)
         if tensor not in self._values:
-            weight: Weight = self.weights[self._weight_names[tensor]]
+            weight: LearnedWeight = self.weights[self._weight_names[tensor]]
             self._values[tensor] = weight().to(value)
         return self._values[tensor]
 
@@ -350,10 +297,10 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
     # --- what comes out -------------------------------------------------------------------------------------------
 
     def overrides(self) -> Overrides:
-        """Return the learned numbers, with those of the start that training left as they were."""
+        """Return the learned numbers, and the numbers of the start that training left as they were."""
         start, weights, biases = self.state.overrides, dict[str, WeightTensor](), dict(self.state.overrides.biases)
         for tensor, name in self._weight_names.items():
-            weight: Weight = self.weights[name]
+            weight: LearnedWeight = self.weights[name]
             weights[tensor] = self._stored(tensor, *weight.stored())
         for node, name in self._folded_names.items():
             conv: FoldedConvolution = self.folded[name]
@@ -378,7 +325,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
     def _stored(self, tensor: str, codes: Tensor, scale: Tensor) -> WeightTensor:
         site = self.state.problem.topology.weight_of[tensor]
         before = self.state.plan.weights[tensor]
-        zero = _own_zero(before, site)
+        zero = own_zero(before, site)
         shape = [1] * before.values.ndim
         shape[before.axis or 0] = -1
         values = codes.cpu().numpy().astype(np.int64) + (zero.reshape(shape) if zero.ndim else zero)
@@ -399,21 +346,3 @@ def _start_range(options: TrainOptions, group: ScaleGroup, found: Range) -> Rang
     if options.activations != "dorefa" or group.fixed is not None or found.threshold == 0:
         return found
     return Range(-1.0 if found.low < 0 else 0.0, 1.0)
-
-
-def _own_zero(stored: WeightTensor, site: WeightSite) -> NDArray[np.int64]:
-    """Return the zero points of a weight in its own type; the planner moves some from int8 to uint8."""
-    moved = stored.dtype is DType.UINT8 and site.dtype is DType.INT8
-    return np.asarray(stored.zero_point + DType.INT8.qmin) if moved else stored.zero_point
-
-
-def _real(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:
-    """Return the real values of a weight that is not learned."""
-    if stored.has_real_blocks:
-        return real_weight(stored, site.channel_axis)
-    scale = stored.scale.astype(np.float64)
-    if scale.ndim:
-        shape = [1] * stored.values.ndim
-        shape[stored.axis or 0] = -1
-        scale = scale.reshape(shape)
-    return np.asarray(stored.centred() * scale, np.float32)

@@ -22,9 +22,10 @@ from torch import Tensor
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.plan import Overrides
 from quantpipe.train.output_losses import OutputLosses, label_loss
-from quantpipe.train.quantized_network import QuantizedNetwork, TrainedState
-from quantpipe.train.stretches import Stretch, blocks_of
+from quantpipe.train.quantized_network import QuantizedNetwork
 from quantpipe.train.train_options import TrainOptions
+from quantpipe.train.trained_state import TrainedState
+from quantpipe.train.training_blocks import TrainingBlock, blocks_of
 from quantpipe.train.training_data import MSE, OutputTarget, TrainingData
 
 Progress = Callable[[int, int, str], None]
@@ -39,7 +40,7 @@ class NotConverged(Exception):
     """A loss that is no finite number; the text gives the epoch."""
 
 
-class Checkpoint(Protocol):
+class TrainingCheckpoint(Protocol):
     """Keep arrays between two runs of the program."""
 
     def read(self, key: str) -> Arrays | None:
@@ -74,7 +75,7 @@ def train(
     *,
     seed: int,
     progress: Progress,
-    kept: Checkpoint,
+    kept: TrainingCheckpoint,
 ) -> Trained:
     """Return the numbers that training gives a plan.
 
@@ -107,7 +108,7 @@ def _trained(
     *,
     seed: int,
     progress: Progress,
-    kept: Checkpoint,
+    kept: TrainingCheckpoint,
 ) -> Trained:
     network = QuantizedNetwork(state, options, device)
     pieces = _pieces(network, data, state.graph.fixed_batch or options.batch, device)
@@ -132,7 +133,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 class _Training:
-    """The loop over stretches and epochs."""
+    """The loop over blocks and epochs."""
 
     def __init__(
         self,
@@ -148,18 +149,18 @@ class _Training:
         self.seed, self.progress = seed, progress
         graph = network.state.graph
         outputs = tuple(o.name for o in graph.outputs)
-        whole = Stretch(tuple(graph.nodes), tuple(graph.input_names), outputs)
+        whole = TrainingBlock(tuple(graph.nodes), tuple(graph.input_names), outputs)
         blocks = options.scope == "blocks"
-        self.stretches = blocks_of(graph, network.learned_nodes, network.fused_nodes) if blocks else (whole,)
+        self.blocks = blocks_of(graph, network.learned_nodes, network.fused_nodes) if blocks else (whole,)
         self.curve: list[float] = []
-        self.done = (0, 0)  # (stretches, epochs of the next one)
+        self.done = (0, 0)  # (blocks, epochs of the next one)
         self.optimizer_state: dict[str, NDArray[Any]] = {}
         self.start: float | None = None
-        """The first loss of a stretch, which penalties are relative to."""
-        self.kept: Checkpoint | None = None
+        """The first loss of a block, which penalties are relative to."""
+        self.kept: TrainingCheckpoint | None = None
         self.key = ""
 
-    def resume(self, kept: Checkpoint, key: str) -> None:
+    def resume(self, kept: TrainingCheckpoint, key: str) -> None:
         """Go on from the last checkpoint, if there is one."""
         self.kept, self.key = kept, key
         found = kept.read(key)
@@ -173,19 +174,19 @@ class _Training:
         self.optimizer_state = {name: v for name, v in found.items() if name.startswith("optimizer/")}
 
     def all(self) -> tuple[float, ...]:
-        """Train every stretch; return the mean loss of each epoch."""
+        """Train every block; return the mean loss of each epoch."""
         first, epochs = self.done
-        for number in range(first, len(self.stretches)):
-            self._stretch(number, epochs if number == first else 0)
+        for number in range(first, len(self.blocks)):
+            self._train_block(number, epochs if number == first else 0)
         return tuple(self.curve)
 
-    def _stretch(self, number: int, begun: int) -> None:
-        stretch, options = self.stretches[number], self.options
+    def _train_block(self, number: int, begun: int) -> None:
+        block, options = self.blocks[number], self.options
         inner = options.scope == "blocks"
-        pieces = self._inner_pieces(stretch) if inner else [(p, p.inputs) for p in self.pieces]
-        targets = [OutputTarget(name, MSE) for name in stretch.targets] if inner else self.data.targets
+        pieces = self._inner_pieces(block) if inner else [(p, p.inputs) for p in self.pieces]
+        targets = [OutputTarget(name, MSE) for name in block.targets] if inner else self.data.targets
         losses = OutputLosses(targets, [piece.references for piece, _ in pieces])
-        optimizer = self._optimizer(stretch)
+        optimizer = self._optimizer(block)
         if begun:
             _restore(optimizer, self.optimizer_state)
         steps = sum(math.ceil(len(next(iter(p.inputs.values()))) / self.batch) for p, _ in pieces)
@@ -198,7 +199,7 @@ class _Training:
             for step, (batch, mixed) in enumerate(self._batches(pieces, _seed(self.seed, number, epoch))):
                 done = (epoch * steps + step) / max(options.epochs * steps, 1)
                 _set_rates(optimizer, 0.5 * (1 + math.cos(math.pi * done)))
-                value, loss = self._loss(batch, mixed, stretch, losses, done=done)
+                value, loss = self._loss(batch, mixed, block, losses, done=done)
                 if not math.isfinite(value):
                     raise NotConverged(f"not converged: the loss is {value} in epoch {epoch + 1}")
                 self.start = value if self.start is None else self.start
@@ -216,11 +217,11 @@ class _Training:
         return self.network.state.graph.fixed_batch or self.options.batch
 
     def _loss(
-        self, batch: _Piece, mixed: Values, stretch: Stretch, losses: OutputLosses, *, done: float
+        self, batch: _Piece, mixed: Values, block: TrainingBlock, losses: OutputLosses, *, done: float
     ) -> tuple[float, Tensor]:
         """Return the loss of a batch as a number, and with the penalties of the algorithms."""
         network, options = self.network, self.options
-        outputs = network(mixed, stretch.targets, stretch.nodes)
+        outputs = network(mixed, block.targets, block.nodes)
         parts = []
         if options.loss != "labels":
             parts.append(losses(batch.references, outputs))
@@ -228,7 +229,7 @@ class _Training:
             parts.append(label_loss(outputs[self.data.output], batch.labels))
         loss = torch.stack(parts).sum()
         value = float(loss.detach())
-        penalty = network.penalty(stretch.nodes, done)
+        penalty = network.penalty(block.nodes, done)
         if penalty is not None:  # in proportion to what there is to lose
             loss = loss + (value if self.start is None else self.start) * penalty
         if options.range_decay:
@@ -264,11 +265,11 @@ class _Training:
             found[name] = torch.where(random < self.options.drop, real[name], value)
         return found
 
-    def _inner_pieces(self, stretch: Stretch) -> list[tuple[_Piece, Values]]:
+    def _inner_pieces(self, block: TrainingBlock) -> list[tuple[_Piece, Values]]:
         """Return the tensors at both ends of a block: of the float network, and those that the quantized one reads."""
         self.network.eval()
         before = list(self.network.state.graph.nodes)
-        before = before[: before.index(stretch.nodes[0])]
+        before = before[: before.index(block.nodes[0])]
         found = []
         for piece in self.pieces:
             parts: list[tuple[Values, Values, Values]] = []
@@ -276,17 +277,17 @@ class _Training:
             for first in range(0, count, self.batch):
                 chosen = torch.arange(first, min(first + self.batch, count))
                 inputs = _chosen(piece.inputs, chosen)
-                real = self.network.plain(inputs, stretch.sources, before)
+                real = self.network.plain(inputs, block.sources, before)
                 with torch.no_grad():
-                    read = self.network(inputs, stretch.sources, before)
-                parts.append((real, read, self.network.plain(real, stretch.targets, stretch.nodes)))
+                    read = self.network(inputs, block.sources, before)
+                parts.append((real, read, self.network.plain(real, block.targets, block.nodes)))
             real, read, ends = ({k: torch.cat([p[i][k] for p in parts]) for k in parts[0][i]} for i in range(3))
             found.append((_Piece(real, ends, None), read))
         return found
 
-    def _optimizer(self, stretch: Stretch) -> torch.optim.Optimizer:
+    def _optimizer(self, block: TrainingBlock) -> torch.optim.Optimizer:
         options = self.options
-        values, scales = self.network.parameters_of(stretch.nodes)
+        values, scales = self.network.parameters_of(block.nodes)
         groups = [
             {"params": values, "lr": options.learning_rate, "rate": options.learning_rate,
              "weight_decay": options.weight_decay},
@@ -300,8 +301,8 @@ class _Training:
         return torch.optim.Adam(groups)
 
     def _tell(self, number: int, epoch: int) -> None:
-        total = len(self.stretches) * self.options.epochs
-        block = f"block {number + 1} of {len(self.stretches)}, " if len(self.stretches) > 1 else ""
+        total = len(self.blocks) * self.options.epochs
+        block = f"block {number + 1} of {len(self.blocks)}, " if len(self.blocks) > 1 else ""
         note = f"{block}epoch {epoch} of {self.options.epochs}, loss {self.curve[-1]:.3g}"
         self.progress(number * self.options.epochs + epoch, total, note)
 
@@ -373,8 +374,8 @@ def device_of(options: TrainOptions) -> torch.device:
     return torch.device(options.device)
 
 
-def _seed(seed: int, stretch: int, epoch: int) -> int:
-    return int(np.random.SeedSequence([seed, stretch, epoch]).generate_state(1, np.uint64)[0] >> 1)
+def _seed(seed: int, block: int, epoch: int) -> int:
+    return int(np.random.SeedSequence([seed, block, epoch]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _key(state: TrainedState, data: TrainingData, options: TrainOptions, seed: int) -> str:

@@ -1,7 +1,8 @@
-"""Learned weights: a float weight behind each stored one, and how an algorithm makes its integers.
+"""Learned weights: a float weight for each stored one, and how an algorithm makes its integers.
 
 All numbers start at the plan's: where a float weight does not round to the plan's integer, it starts at the value of
-that integer. So the first forward pass computes what the plan computes. `Weight.stored` gives the integers of training.
+that integer. So the first forward pass computes what the plan computes. `LearnedWeight.stored` gives the integers of
+training.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quantpipe.intmath import nearest_step
 from quantpipe.oprules.channels import along
 from quantpipe.plan.pair_safe import rounded_pairs
 from quantpipe.plan.pairs import kernel_order
@@ -30,8 +32,8 @@ SOFTENED, SHIFT = 1.2, 0.1
 class WeightStart:
     """Hold where a weight starts: float values, the plan's integers q - z, their scale, and the bounds of q.
 
-    `axis`: that of the scales, None for one scale. `channel_axis`: that of the output channels. `zero`: the zero
-    points, `()` or `[C]`. `pair`: the largest magnitude of two neighbours along K, where the device has such a limit.
+    `axis`: the axis of the scales, None for one scale. `channel_axis`: the axis of the output channels. `zero`: the
+    zero points, `()` or `[C]`. `pair`: the largest magnitude of two neighbours along K, if the device has such a limit.
     """
 
     real: NDArray[np.float32]
@@ -59,11 +61,11 @@ class WeightStart:
     def value(self) -> NDArray[np.float32]:
         """Return the float weight, with the integer's value where it does not round to the plan's integer."""
         scale, zero = self.broadcast(self.scale), self.broadcast(self.zero)
-        same = np.clip(np.rint(self.real / scale), self.qmin - zero, self.qmax - zero) == self.integers
+        same = nearest_step(self.real / scale, self.qmin - zero, self.qmax - zero) == self.integers
         return np.where(same, self.real, self.integers * scale).astype(np.float32)
 
 
-class Weight(nn.Module):  # type: ignore[misc]
+class LearnedWeight(nn.Module):  # type: ignore[misc]
     """Hold a weight that is learned; `forward` gives its values on the grid, `stored` what the plan holds."""
 
     gradient = SCALE
@@ -127,7 +129,7 @@ class Weight(nn.Module):  # type: ignore[misc]
         return _within_pairs(steps, self.start)
 
 
-class LearnedScale(Weight):
+class LearnedScale(LearnedWeight):
     """LSQ: the scale is learned with the weight, its gradient multiplied by 1 / sqrt(N·Q_P) for N weights."""
 
     def __init__(self, start: WeightStart) -> None:
@@ -155,7 +157,7 @@ class SoftStaircase(LearnedScale):
         return TorchGrid(grid.scale.detach(), grid.zero, grid.low, grid.high, grid.qmin, grid.qmax)
 
 
-class TanhWeight(Weight):
+class TanhWeight(LearnedWeight):
     """DoReFa: w' = c·tanh(w / c) / max|tanh(w / c)| on a grid that ends at the largest |w'| (arXiv 1606.06160).
 
     c is 1 (`unit`, as published), or the largest |w| at the start (`kept`), which leaves a pretrained layer its size.
@@ -182,10 +184,10 @@ class TanhWeight(Weight):
         return self.grid_at(storable(largest.double().clamp(min=1e-30) / start.high, start.power_of_two), like)
 
 
-class QuantizationInterval(Weight):
+class QuantizationInterval(LearnedWeight):
     """QIL with γ = 1: weights below c - d are pruned, above c + d clipped, and linear between (arXiv 1808.05779).
 
-    The integers are those of w' in [-1, 1] at the scale 1 / Q_P. `unit` leaves w' as it is; else it is multiplied by
+    The integers represent w' in [-1, 1] at the scale 1 / Q_P. `unit` leaves w' as it is; else it is multiplied by
     the threshold of the start, which leaves a pretrained layer its size.
     """
 
@@ -212,7 +214,7 @@ class QuantizationInterval(Weight):
         return storable(self.size / self.start.high, self.start.power_of_two)
 
 
-class LearnedRounding(Weight):
+class LearnedRounding(LearnedWeight):
     """AdaRound: each weight is rounded down or up, w' = s·clip(floor(w / s) + h(V)) (arXiv 2004.10568).
 
     V starts where floor(w / s) + h(V) = w / s. A penalty 1 - |2h - 1|^β with a falling β drives h to 0 or 1.
@@ -255,8 +257,8 @@ class LearnedRounding(Weight):
         return (1 - (2 * self.up() - 1).abs().pow(beta)).mean()
 
 
-ALGORITHMS: Mapping[str, Callable[[WeightStart, bool], Weight]] = {
-    "ste": lambda start, unit: Weight(start),
+ALGORITHMS: Mapping[str, Callable[[WeightStart, bool], LearnedWeight]] = {
+    "ste": lambda start, unit: LearnedWeight(start),
     "lsq": lambda start, unit: LearnedScale(start),
     "dsq": lambda start, unit: SoftStaircase(start),
     "dorefa": lambda start, unit: TanhWeight(start, unit=unit),
@@ -271,7 +273,7 @@ def _within_pairs(steps: Tensor, start: WeightStart) -> Tensor:
     values = np.array(steps.detach().cpu().numpy(), np.float64)
     ordered = kernel_order(values, start.channel_axis)
     if ordered is None:
-        found = np.clip(np.rint(values), -(most // 2), most // 2)
+        found = nearest_step(values, -(most // 2), most // 2)
     else:
         rows = ordered.reshape(len(ordered), -1)
         ordered[...] = rounded_pairs(rows, start.qmin, start.qmax, most).reshape(ordered.shape)

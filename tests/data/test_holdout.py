@@ -20,6 +20,7 @@ from quantpipe.data.recurrent_state import carry
 from quantpipe.data.subset import First
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.pipeline.inputs import load
+from quantpipe.train.train_options import NO_TRAINING
 from quantpipe.types import NO_CELLS, Keep, Samples, TensorInfo
 from tests.ops.line import hardware
 
@@ -121,6 +122,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
             return splits(lengths, seed, inputs=inputs, state={"h_next": "h"})
 
     settings = SimpleNamespace(
+        train=NO_TRAINING,
         model=tmp_path / "m.onnx",
         dataset=Dataset(),
         seed=0,

@@ -9,8 +9,8 @@ import numpy as np
 
 from quantpipe.graph.batch_norms import BatchNorm
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.train.quantized_network import TrainedState
 from quantpipe.train.train_options import TrainOptions
+from quantpipe.train.trained_state import TrainedState
 from quantpipe.train.training_data import KL, OutputTarget, TrainingData
 from quantpipe.train.training_loop import Trained, train
 from quantpipe.types import Samples, Strategy

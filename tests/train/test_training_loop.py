@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from quantpipe.train.network import FloatNetwork, NotTrainable  # noqa: E402
 from quantpipe.train.quantized_network import QuantizedNetwork  # noqa: E402
-from quantpipe.train.stretches import blocks_of  # noqa: E402
 from quantpipe.train.train_options import TrainOptions  # noqa: E402
+from quantpipe.train.training_blocks import blocks_of  # noqa: E402
 from quantpipe.train.training_loop import NotConverged  # noqa: E402
 from tests.train.nets import Memory, made, many, residual, state_of, trained  # noqa: E402
 

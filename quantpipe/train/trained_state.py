@@ -1,0 +1,90 @@
+"""Where training starts: a problem with a strategy, and each weight as its plan has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.batch_norms import BatchNorm
+from quantpipe.graph.view import Graph
+from quantpipe.plan import Overrides, Problem
+from quantpipe.plan.blocks import real_weight
+from quantpipe.plan.pairs import pair_limit
+from quantpipe.train.weight_parameters import WeightStart
+from quantpipe.types import DType, QuantPlan, Strategy, WeightSite, WeightTensor
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedState:
+    """Hold what training starts from: a problem, a strategy with its overrides, and its plan."""
+
+    problem: Problem
+    strategy: Strategy
+    overrides: Overrides
+    plan: QuantPlan
+    norms: Mapping[str, BatchNorm] = field(default_factory=dict)
+    """Result of a convolution -> the BatchNormalization that the clean-up folded into it."""
+
+    @property
+    def graph(self) -> Graph:
+        """Return the float graph."""
+        return self.problem.graph
+
+    @property
+    def applied(self) -> Strategy:
+        """Return the strategy with the ranges of the overrides."""
+        return self.overrides.applied(self.strategy)
+
+
+def weight_start(state: TrainedState, site: WeightSite, stored: WeightTensor) -> WeightStart:
+    """Return where the weight of a site starts: the plan's integers, and what bounds them."""
+    schema = state.problem.schema.weights
+    qmin, qmax = intmath.integer_bounds(stored.bits, site.dtype, schema, positive=False)
+    return WeightStart(
+        state.graph.constant(site.tensor).astype(np.float32),
+        stored.centred().astype(np.int64),
+        stored.scale,
+        site.axis,
+        site.channel_axis,
+        own_zero(stored, site),
+        qmin,
+        qmax,
+        schema.power_of_two,
+        _pair_limit(state, site, stored),
+    )
+
+
+def _pair_limit(state: TrainedState, site: WeightSite, stored: WeightTensor) -> int | None:
+    """Return the largest magnitude of two neighbours along K, where the device has such a limit."""
+    plain = replace(stored, dtype=site.dtype, zero_point=own_zero(stored, site))
+    problem, limits = state.problem, list[int | None]()
+    for node in site.nodes:
+        kernel = problem.topology.kernel_of.get(node)
+        if kernel is not None:
+            data = state.plan.quantizers[kernel.operands[0].tensor]
+            limits.append(
+                pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=plain, data=data)
+            )
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def own_zero(stored: WeightTensor, site: WeightSite) -> NDArray[np.int64]:
+    """Return the zero points of a weight in its own type; the planner moves some from int8 to uint8."""
+    moved = stored.dtype is DType.UINT8 and site.dtype is DType.INT8
+    return np.asarray(stored.zero_point + DType.INT8.qmin) if moved else stored.zero_point
+
+
+def real_values(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:
+    """Return the real values of a weight that is not learned."""
+    if stored.has_real_blocks:
+        return real_weight(stored, site.channel_axis)
+    scale = stored.scale.astype(np.float64)
+    if scale.ndim:
+        shape = [1] * stored.values.ndim
+        shape[stored.axis or 0] = -1
+        scale = scale.reshape(shape)
+    return np.asarray(stored.centred() * scale, np.float32)
