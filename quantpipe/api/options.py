@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
         search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
         objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
         recover: Better weights and biases from the calibration samples.
+        train: Weights and ranges trained by gradients, with PyTorch.
         realize: The form of the integer model, or a list of forms, which are compared.
         executor: Where candidates are measured.
         tracking: Where the run is filed; nowhere by default.
@@ -75,6 +76,7 @@ class Options(TypedDict, total=False):
     search: Group
     objective: Group | Callable[..., float]
     recover: Group
+    train: Group
     realize: Group | Sequence[str]
     executor: Group
     tracking: Group
