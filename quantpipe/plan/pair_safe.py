@@ -79,6 +79,14 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
     return made
 
 
+def in_own_type(weight: WeightTensor, own: DType) -> WeightTensor:
+    """Return a weight in the type of its site, int8 say, where a plan stores it as uint8."""
+    if weight.dtype is not DType.UINT8 or own is not DType.INT8:
+        return weight
+    values = np.bitwise_xor(weight.values, SIGN).view(np.int8)
+    return replace(weight, values=values, dtype=own, zero_point=np.asarray(weight.zero_point + DType.INT8.qmin))
+
+
 def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
     """Return integers of `[…, K]` weights in steps, neighbours along the last axis as pairs of at most `most`.
 

@@ -19,12 +19,13 @@ from quantpipe.graph.view import Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.rule import Family
 from quantpipe.plan import Overrides
+from quantpipe.plan.pair_safe import in_own_type
 from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient
 from quantpipe.train.folded_convolutions import FoldedConvolution
 from quantpipe.train.network import FloatNetwork
 from quantpipe.train.range_parameters import RangeParameters
 from quantpipe.train.train_options import TrainOptions
-from quantpipe.train.trained_state import TrainedState, own_zero, real_values, weight_start
+from quantpipe.train.trained_state import TrainedState, real_values, weight_start
 from quantpipe.train.weight_parameters import ALGORITHMS, LearnedWeight
 from quantpipe.types import Form, Kernel, Range, ScaleGroup, WeightSite, WeightTensor
 
@@ -69,7 +70,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         self._constants: dict[str, NDArray[np.float32]] = {}
         options, unit = self.options, self.options.weight_size == "unit"
         for number, site in enumerate(self.state.problem.topology.weights):
-            stored = self.state.plan.weights[site.tensor]
+            stored = in_own_type(self.state.plan.weights[site.tensor], site.dtype)
             if options.weights == "none" or site.frozen or stored.block is not None:
                 self._constants[site.tensor] = real_values(stored, site)
                 continue
@@ -324,8 +325,8 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
 
     def _stored(self, tensor: str, codes: Tensor, scale: Tensor) -> WeightTensor:
         site = self.state.problem.topology.weight_of[tensor]
-        before = self.state.plan.weights[tensor]
-        zero = own_zero(before, site)
+        before = in_own_type(self.state.plan.weights[tensor], site.dtype)
+        zero = before.zero_point
         shape = [1] * before.values.ndim
         shape[before.axis or 0] = -1
         values = codes.cpu().numpy().astype(np.int64) + (zero.reshape(shape) if zero.ndim else zero)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from quantpipe.plan import Overrides, Problem
 from quantpipe.plan.blocks import real_weight
 from quantpipe.plan.pairs import pair_limit
 from quantpipe.train.weight_parameters import WeightStart
-from quantpipe.types import DType, QuantPlan, Strategy, WeightSite, WeightTensor
+from quantpipe.types import QuantPlan, Strategy, WeightSite, WeightTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class TrainedState:
 
 
 def weight_start(state: TrainedState, site: WeightSite, stored: WeightTensor) -> WeightStart:
-    """Return where the weight of a site starts: the plan's integers, and what bounds them."""
+    """Return where the weight of a site starts: the plan's integers in the site's own type, and what bounds them."""
     schema = state.problem.schema.weights
     qmin, qmax = intmath.integer_bounds(stored.bits, site.dtype, schema, positive=False)
     return WeightStart(
@@ -50,7 +50,7 @@ def weight_start(state: TrainedState, site: WeightSite, stored: WeightTensor) ->
         stored.scale,
         site.axis,
         site.channel_axis,
-        own_zero(stored, site),
+        stored.zero_point,
         qmin,
         qmax,
         schema.power_of_two,
@@ -60,22 +60,15 @@ def weight_start(state: TrainedState, site: WeightSite, stored: WeightTensor) ->
 
 def _pair_limit(state: TrainedState, site: WeightSite, stored: WeightTensor) -> int | None:
     """Return the largest magnitude of two neighbours along K, where the device has such a limit."""
-    plain = replace(stored, dtype=site.dtype, zero_point=own_zero(stored, site))
     problem, limits = state.problem, list[int | None]()
     for node in site.nodes:
         kernel = problem.topology.kernel_of.get(node)
         if kernel is not None:
             data = state.plan.quantizers[kernel.operands[0].tensor]
             limits.append(
-                pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=plain, data=data)
+                pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=stored, data=data)
             )
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def own_zero(stored: WeightTensor, site: WeightSite) -> NDArray[np.int64]:
-    """Return the zero points of a weight in its own type; the planner moves some from int8 to uint8."""
-    moved = stored.dtype is DType.UINT8 and site.dtype is DType.INT8
-    return np.asarray(stored.zero_point + DType.INT8.qmin) if moved else stored.zero_point
 
 
 def real_values(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:

@@ -20,6 +20,7 @@ from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Problem, pair_limit
+from quantpipe.plan.pair_safe import in_own_type
 from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint, WalkDigest
 from quantpipe.recover.reconstruct.forward import Forward, dequantized
 from quantpipe.recover.reconstruct.layer import FEW_BITS, LayerOptions
@@ -133,7 +134,7 @@ class _Walk:
         layer = layer_of(self.problem.graph, self.problem.topology, kernel)
         if layer is None or layer.site.tensor in self.overrides.weights:
             return  # a weight with several users keeps what its first user was given
-        before = self.plan.weights[layer.site.tensor]
+        before = in_own_type(self.plan.weights[layer.site.tensor], layer.site.dtype)
         bias = np.zeros(layer.channels) if layer.bias is None and layer.takes_bias else layer.bias
         blocks = () if before.block is None else (before.block.multiplier, before.block.zero_point)
         limit = np.asarray(self._largest_pair(kernel, before) or 0)
