@@ -37,7 +37,7 @@ from quantpipe.recover.rescale.smooth import smoothed
 from quantpipe.recover.steps import Walk
 from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.types import DType, Profile, Range, Strategy
-from tests.ops.line import ArraySamples, Line, Net, line, load, set_threshold
+from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load, set_threshold
 from tests.recover.test_recover_channels import blocks, norm, on, outputs
 
 Array = np.ndarray[Any, Any]
@@ -407,7 +407,7 @@ def test_weights_with_zero_points_stay_in_their_own_type(step: str) -> None:
     net = Net(3)
     x = net.node("Relu", net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3, name="conv"), name="relu")
     net.output(net.dense(net.node("Flatten", net.node("GlobalAveragePool", x)), 8, 5, name="dense"))
-    made = line(net, "fbgemm")
+    made = line(net, hardware("fbgemm", activations=hardware_data("fbgemm")["activations"] | {"bits": 8}))
     work = work_on(made)
     assert any(w.dtype is DType.UINT8 for w in made.plan().weights.values()), "otherwise nothing is tested"
     state = STEPS[step].run(work, work.start(), Walk(rows=64))
