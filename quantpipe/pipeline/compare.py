@@ -21,7 +21,7 @@ from quantpipe.types import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.version import __version__
 
 GROUPS = (
-    "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "realize",
+    "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "train", "realize",
 )  # fmt: skip
 """Groups of the configuration by whose options runs are told apart."""
 IDLE = (

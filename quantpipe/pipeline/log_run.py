@@ -84,6 +84,8 @@ def file_report(
     judged = {name: value for name, value in numbers.items() if name.partition("/")[0] in JUDGED}
     tracker.log_metrics(judged, on="evaluate")
     tracker.log_metrics({name: value for name, value in numbers.items() if name not in judged})
+    curves = [step["curve"] for step in report["recover"] if "curve" in step]
+    tracker.log_curve([(epoch + 1, {"train/loss": loss}) for curve in curves for epoch, loss in enumerate(curve)])
     tracker.set_tags(_findings(report))
 
 
@@ -146,7 +148,7 @@ def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
     return " ".join(part for part in (settings.spec.name, search, *words, *keys, settings.model.stem) if part)
 
 
-TOLD = ("schema", "threshold", "precision", "objective", "recover", "realize", "dataset")
+TOLD = ("schema", "threshold", "precision", "objective", "recover", "train", "realize", "dataset")
 """Groups whose options tell runs apart, where they were given."""
 UNTOLD = ("tracking", "executor", "evaluate", "command", "verbosity", "plugins", "strategy", "experiments")
 """Parts of the configuration whose keys tell no runs apart, or say so elsewhere."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -299,6 +299,11 @@ class MlflowTracker:
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
         """Log the metrics of trials, each as (step, metrics), that have not been logged in this run before."""
         self._attempt("logging the trials", lambda filing: filing.send_trials(trials))
+
+    def log_curve(self, points: Sequence[tuple[int, Metrics]]) -> None:
+        """Log metrics by step, such as the loss of each epoch."""
+        if points:
+            self._attempt("logging a curve", lambda filing: filing.send_metrics(points, of_model=False))
 
     def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
         """Copy a folder to the run's artifacts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -76,6 +76,10 @@ class Tracker(Protocol):
         """Log the candidates of a search: (step, metrics) each."""
         ...
 
+    def log_curve(self, points: Sequence[tuple[int, Metrics]]) -> None:
+        """Log metrics by step, such as the loss of each epoch: (step, metrics) each."""
+        ...
+
     def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
         """Copy all files of a folder, under the same relative paths."""
         ...
@@ -132,6 +136,9 @@ class NullTracker:
         """Log nothing."""
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
+        """Log nothing."""
+
+    def log_curve(self, points: Sequence[tuple[int, Metrics]]) -> None:
         """Log nothing."""
 
     def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
