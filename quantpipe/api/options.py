@@ -36,7 +36,7 @@ BESIDE = ("dataset", "fixed", "keep", "recurrent", "strategy", "trial")
 class Options(TypedDict, total=False):
     """Name the options of a run in addition to model, samples and hardware.
 
-    A group (the first ten) is the name of an option, or a mapping of its keys, of which `option` chooses among the
+    A group (the first eleven) is the name of an option, or a mapping of its keys, of which `option` chooses among the
     files of conf/. The others are values, or mappings of the keys that docs/configuration.md lists.
 
     Attributes:
@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
         search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
         objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
         recover: Better weights and biases from the calibration samples.
-        train: Weights and ranges trained by gradients, with PyTorch.
+        train: Learned weights and ranges after recovery, such as `"lsq"`; nothing by default. It needs PyTorch.
         realize: The form of the integer model, or a list of forms, which are compared.
         executor: Where candidates are measured.
         tracking: Where the run is filed; nowhere by default.

@@ -160,6 +160,13 @@ def _refuse_shared(paths: Mapping[str, Path]) -> None:
     for i, (role, path) in enumerate(real):
         for other, place in real[:i]:
             if path.samefile(place) or path.is_relative_to(place) or place.is_relative_to(path):
+                if TRAIN in (role, other) and {role, other} & {WHOLE, "calibrate"}:
+                    raise DataError(
+                        "dataset.train.path is, or holds, what is divided or calibrated on. Training takes samples of "
+                        "the calibrate part where dataset.train.path is null; dataset.samples.train is their number.",
+                        stage="data",
+                        where=str(path),
+                    )
                 raise DataError(
                     f"dataset.{other}.path and dataset.{role}.path share samples, so the result would be judged on its "
                     "tuning samples. Give separate sources, or one as dataset.path to have it divided.",

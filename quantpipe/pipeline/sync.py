@@ -29,5 +29,16 @@ def sync(settings: Settings) -> None:
             file_trials(tracker, sorted((line.trial for line in read_trials(files.trials)), key=lambda t: t.number))
 
 
-GROUPS = ("dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "train", "realize")
+GROUPS = (
+    "dataset",
+    "hardware",
+    "schema",
+    "threshold",
+    "precision",
+    "search",
+    "objective",
+    "recover",
+    "train",
+    "realize",
+)
 """Groups whose options a report names."""

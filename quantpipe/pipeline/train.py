@@ -6,6 +6,7 @@ from quantpipe.errors import ConfigError
 from quantpipe.metrics.losses import LossKind
 from quantpipe.pipeline.context import RunContext
 from quantpipe.train.torch_checks import refuse_without_torch
+from quantpipe.train.train_options import takes_any_factor
 from quantpipe.train.training_data import KL, MSE, OutputTarget, TrainingData
 
 KINDS = {LossKind.KL: KL, LossKind.MSE: MSE}
@@ -41,6 +42,12 @@ def refuse_untrainable(job: RunContext) -> None:
     if options.fold and not data.norms:
         raise ConfigError(
             f"is {options.fold}, and no BatchNormalization follows a convolution in this model; legal is 0",
+            where="train.fold",
+        )
+    if options.fold == -1 and not takes_any_factor(job.settings.schema.weights):
+        raise ConfigError(
+            "is -1, which needs symmetric weights with a scale per channel that may be any number, and this device's "
+            "weights are others; legal are 0, 1, 2, 3 and 4",
             where="train.fold",
         )
     refuse_without_torch(job.graph, options, f"train={job.settings.choices.get('train', 'own options')}")

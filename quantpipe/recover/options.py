@@ -10,7 +10,7 @@ from typing import Any
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.recover.parameters import KEY, SEARCHED
 from quantpipe.recover.reconstruct.layer import LayerOptions
-from quantpipe.recover.steps import STEPS, Walk, layer_options
+from quantpipe.recover.steps import STEPS, TRAIN, Walk, layer_options
 
 WHEN = ("always", "missed")
 
@@ -101,10 +101,12 @@ class RecoverOptions:
     def _item(self, given: str | Mapping[str, Any]) -> StepItem:
         told = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
         name = told.pop("name", None)
-        if not isinstance(name, str) or name not in STEPS:
-            near = nearest(str(name), STEPS) if name is not None else ""
+        legal = [step for step in STEPS if step != TRAIN]  # training has options of its own, and comes last
+        if not isinstance(name, str) or name not in legal:
+            near = nearest(str(name), legal) if name is not None else ""
+            near = f" (training is asked for with {TRAIN}=lsq, say)" if name == TRAIN else near
             raise ConfigError(
-                f"has {given!r}{near}; legal are {', '.join(STEPS)}, or one of them with parameters, such as "
+                f"has {given!r}{near}; legal are {', '.join(legal)}, or one of them with parameters, such as "
                 "{name: equalize, iterations: 20}",
                 where=KEY,
             )

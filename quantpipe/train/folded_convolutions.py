@@ -9,34 +9,48 @@ weight to its grid. The strategies are numbered as in MQBench (arXiv 2111.03759,
 - 3: conv(x, Q(w·γ/σ))·σ/σ_B + β - γ·μ_B/σ_B (arXiv 1806.08342).
 - 4: BN(conv(x, Q(w·f)) / f), as PyTorch does.
 
-All of them learn w, γ and β, and all but 1 gather running statistics. Strategy 0 has no module here: the folded weight
-and bias are learned as they are. At the end every strategy folds with the running statistics.
+Strategy 0 has no module here: the folded weight and bias are learned as they are. At the end every strategy folds
+with the running statistics. A batch may be divided into parts with statistics of their own, as workers that do not
+exchange statistics have them. The statistics of the first part enter the running ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quantpipe import intmath
 from quantpipe.graph.batch_norms import BatchNorm
 from quantpipe.train.weight_parameters import LearnedWeight
 
-Convolution = Callable[[Tensor], Tensor]
-"""Computes the convolution of the input at hand with a weight, without a bias."""
+Convolution = Callable[[Tensor, Tensor], Tensor]
+"""Computes the convolution of data with a weight, without a bias."""
 
 MOMENTUM = 0.1
 """Share of a batch in the running statistics."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Samples of a batch whose statistics are their own; `enters`: these enter the running ones."""
+
+    data: Tensor
+    compute: Convolution
+    enters: bool
+
+    def convolved(self, weight: Tensor) -> Tensor:
+        return self.compute(self.data, weight)
+
+
 class FoldedConvolution(nn.Module):  # type: ignore[misc]
     """Hold the parameters of a BatchNormalization, and how it runs with its convolution.
 
-    `weight` is the convolution's own weight, before folding; `parts` divide a batch into parts with statistics of
-    their own, of which the first one's enter the running statistics.
+    `weight` is the convolution's own weight, before folding; `parts` is the number of parts of a batch in training.
     """
 
     def __init__(self, weight: LearnedWeight, norm: BatchNorm, strategy: int, *, channel_axis: int, parts: int) -> None:
@@ -47,9 +61,12 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
         for name, values in (("mean", norm.mean), ("variance", norm.variance), ("bias", norm.bias)):
             self.register_buffer(name, _tensor(values))
 
-    def forward(self, convolve: Convolution) -> Tensor:
+    def forward(self, data: Tensor, compute: Convolution) -> Tensor:
         """Return the result of convolution and normalization; statistics of the batch only in training."""
-        return _FORWARD[self.strategy](self, convolve)
+        forward, chunks = _FORWARD[self.strategy], torch.chunk(data, self.parts if self.training else 1)
+        # The first part comes last: the others read the running statistics of before.
+        found = [forward(self, _Part(chunk, compute, number == 0)) for number, chunk in reversed([*enumerate(chunks)])]
+        return torch.cat(found[::-1]) if len(found) > 1 else found[0]
 
     @property
     def factor(self) -> Tensor:
@@ -65,7 +82,7 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
             return *self.weight.stored(self.along_weight(factor)), bias
         codes, scale = self.weight.stored()
         size = self.along_weight(factor)
-        return codes * torch.sign(size), scale * size.abs(), bias
+        return codes * torch.sign(size), (scale * size.abs()).clamp(min=intmath.SMALLEST_SCALE), bias
 
     def along_weight(self, values: Tensor) -> Tensor:
         """Return values per output channel, shaped to broadcast to the weight."""
@@ -73,22 +90,20 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
         shape[self._axis] = -1
         return values.reshape(shape)
 
-    def normalized(self, result: Tensor) -> Tensor:
+    def normalized(self, result: Tensor, *, enters: bool) -> Tensor:
         """Return the normalization of a result."""
-        if not self.training:
+        if self.training:
+            mean, variance = self.statistics(result, enters=enters)
+        else:
             mean, variance = self.mean - self.bias, self.variance
-            return self._affine(result, mean, variance)
-        found = []
-        for number, part in enumerate(torch.chunk(result, self.parts)):
-            mean, variance = self.statistics(part, update=number == 0)
-            found.append(self._affine(part, mean, variance))
-        return torch.cat(found) if len(found) > 1 else found[0]
+        factor = self.gamma / torch.sqrt(variance + self.epsilon)
+        return result * self.along_result(factor) + self.along_result(self.beta - factor * mean)
 
-    def statistics(self, result: Tensor, *, update: bool) -> tuple[Tensor, Tensor]:
+    def statistics(self, result: Tensor, *, enters: bool) -> tuple[Tensor, Tensor]:
         """Return mean and variance of a result by channel, `[C]` each, after they entered the running ones."""
         axes = [axis for axis in range(result.ndim) if axis != 1]
         variance, mean = torch.var_mean(result, axes, unbiased=False)
-        if update:
+        if enters:
             count = result.numel() / result.shape[1]
             with torch.no_grad():
                 unbiased = variance * (count / max(count - 1, 1))
@@ -100,50 +115,47 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
         """Return values per channel, shaped to broadcast to the result `[N, C, …]`, which has the weight's rank."""
         return values.reshape((1, -1) + (1,) * (len(self.weight.start.real.shape) - 2))
 
-    def _affine(self, result: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        factor = self.gamma / torch.sqrt(variance + self.epsilon)
-        return result * self.along_result(factor) + self.along_result(self.beta - factor * mean)
+
+def _unfolded(conv: FoldedConvolution, part: _Part) -> Tensor:
+    return conv.normalized(part.convolved(conv.weight()), enters=part.enters)
 
 
-def _unfolded(conv: FoldedConvolution, convolve: Convolution) -> Tensor:
-    return conv.normalized(convolve(conv.weight()))
-
-
-def _fixed(conv: FoldedConvolution, convolve: Convolution) -> Tensor:
+def _fixed(conv: FoldedConvolution, part: _Part) -> Tensor:
     factor = conv.factor
     shift = conv.beta + factor * (conv.bias - conv.mean)
-    return convolve(conv.weight(conv.along_weight(factor))) + conv.along_result(shift)
+    return part.convolved(conv.weight(conv.along_weight(factor))) + conv.along_result(shift)
 
 
-def _batch_folded(conv: FoldedConvolution, convolve: Convolution) -> Tensor:
+def _batch_folded(conv: FoldedConvolution, part: _Part) -> Tensor:
     if not conv.training:
-        return _fixed(conv, convolve)
-    mean, variance = conv.statistics(convolve(conv.weight.latent), update=True)
+        return _fixed(conv, part)
+    mean, variance = conv.statistics(part.convolved(conv.weight.latent), enters=part.enters)
     factor = conv.gamma / torch.sqrt(variance + conv.epsilon)
-    return convolve(conv.weight(conv.along_weight(factor))) + conv.along_result(conv.beta - factor * mean)
+    return part.convolved(conv.weight(conv.along_weight(factor))) + conv.along_result(conv.beta - factor * mean)
 
 
-def _corrected(conv: FoldedConvolution, convolve: Convolution) -> Tensor:
+def _corrected(conv: FoldedConvolution, part: _Part) -> Tensor:
     if not conv.training:
-        return _fixed(conv, convolve)
-    running = torch.sqrt(conv.variance + conv.epsilon).clone()
+        return _fixed(conv, part)
+    running = torch.sqrt(conv.variance + conv.epsilon)
     with torch.no_grad():
-        plain = convolve(conv.weight.latent)
-    mean, variance = conv.statistics(plain, update=True)
+        plain = part.convolved(conv.weight.latent)
+    mean, variance = conv.statistics(plain, enters=part.enters)
     deviation = torch.sqrt(variance + conv.epsilon)
-    result = convolve(conv.weight(conv.along_weight(conv.gamma / running)))
+    result = part.convolved(conv.weight(conv.along_weight(conv.gamma / running)))
     return result * conv.along_result(running / deviation) + conv.along_result(
         conv.beta - conv.gamma * mean / deviation
     )
 
 
-def _divided(conv: FoldedConvolution, convolve: Convolution) -> Tensor:
+def _divided(conv: FoldedConvolution, part: _Part) -> Tensor:
     factor = conv.factor
     safe = torch.where(factor.abs() < 1e-12, torch.full_like(factor, 1e-12), factor)
-    return conv.normalized(convolve(conv.weight(conv.along_weight(factor))) / conv.along_result(safe))
+    result = part.convolved(conv.weight(conv.along_weight(factor))) / conv.along_result(safe)
+    return conv.normalized(result, enters=part.enters)
 
 
-_FORWARD: Mapping[int, Callable[[FoldedConvolution, Convolution], Tensor]] = {
+_FORWARD: Mapping[int, Callable[[FoldedConvolution, _Part], Tensor]] = {
     -1: _unfolded,
     1: _fixed,
     2: _batch_folded,

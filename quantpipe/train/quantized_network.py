@@ -24,7 +24,7 @@ from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_qua
 from quantpipe.train.folded_convolutions import FoldedConvolution
 from quantpipe.train.network import FloatNetwork
 from quantpipe.train.range_parameters import RangeParameters
-from quantpipe.train.train_options import TrainOptions
+from quantpipe.train.train_options import TrainOptions, takes_any_factor
 from quantpipe.train.trained_state import TrainedState, real_values, weight_start
 from quantpipe.train.weight_parameters import ALGORITHMS, LearnedWeight
 from quantpipe.types import Form, Kernel, Range, ScaleGroup, WeightSite, WeightTensor
@@ -88,28 +88,29 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         if self.options.fold == 0 or len(site.nodes) != 1:
             return None
         node = self.state.graph.by_name[site.nodes[0]]
-        return node if node.outputs[0] in self.state.norms else None
+        norm = self.state.norms.get(node.outputs[0])
+        channels = self.state.plan.weights[site.tensor].values.shape[site.channel_axis]
+        if norm is None or channels != len(norm.gamma):  # a transposed convolution in groups shares its channels' axis
+            return None
+        takes_factors = site.axis == site.channel_axis and takes_any_factor(self.state.problem.schema.weights)
+        return node if self.options.fold != -1 or takes_factors else None
 
     def _folded(self, site: WeightSite, stored: WeightTensor, node: Node) -> FoldedConvolution:
-        norm = self.state.norms[node.outputs[0]]
-        factor = norm.gamma / np.sqrt(norm.variance + norm.epsilon)
-        shape = [1] * len(stored.values.shape)
+        norm, options = self.state.norms[node.outputs[0]], self.options
+        factor = np.where(norm.factor == 0, 1.0, norm.factor)  # of such a channel the model's own weight is unknown
+        bias = self.state.overrides.biases.get(node.name, norm.folded_bias)
+        norm = replace(norm, beta=norm.beta + bias - norm.folded_bias)
+        shape = [1] * stored.values.ndim
         shape[site.channel_axis] = -1
-        whole = weight_start(self.state, site, stored)
-        latent = (whole.value / factor.reshape(shape)).astype(np.float32)
-        start = replace(whole, real=latent)
-        if self.options.fold == -1:
+        start = weight_start(self.state, site, stored)
+        latent = (start.value / factor.reshape(shape)).astype(np.float32)
+        if options.fold == -1:
             sign = np.sign(factor).astype(np.int64).reshape(shape)
-            scale = np.asarray(np.broadcast_to(whole.scale, factor.shape) / np.abs(factor), np.float32)
-            start = replace(
-                start, integers=whole.integers * sign, scale=scale, axis=site.channel_axis, qmin=-whole.qmax
-            )
-        weight = ALGORITHMS[self.options.weights](start, self.options.weight_size == "unit")
-        if self.options.fold != -1:  # the grid is the folded weight's, and the latent weight the convolution's own
-            weight.latent = nn.Parameter(torch.from_numpy(latent))
-        return FoldedConvolution(
-            weight, norm, self.options.fold, channel_axis=site.channel_axis, parts=self.options.asynchronous
-        )
+            scale = np.asarray(start.scale / np.abs(factor), np.float32)
+            start = replace(start, real=latent, integers=start.integers * sign, scale=scale, qmin=-start.qmax)
+        weight = ALGORITHMS[options.weights](start, options.weight_size == "unit")
+        weight.latent = nn.Parameter(torch.from_numpy(latent))  # its grid is the folded weight's, but with strategy -1
+        return FoldedConvolution(weight, norm, options.fold, channel_axis=site.channel_axis, parts=options.asynchronous)
 
     def _start_biases(self) -> None:
         self.biases = nn.ParameterDict()
@@ -238,8 +239,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         name = self._folded_names.get(node.name)
         if name is None:
             return None
-        data = operands[0]
-        found: Tensor = self.folded[name](lambda weight: self.network.compute(node, [data, weight]))
+        found: Tensor = self.folded[name](operands[0], lambda *read: self.network.compute(node, list(read)))
         return found
 
     def _weight(self, tensor: str, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def refuse_without_torch(graph: Graph, options: TrainOptions, where: str) -> Non
 
         from quantpipe.train.network import FloatNetwork, NotTrainable
         from quantpipe.train.training_loop import device_of
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise ConfigError(
             f"needs PyTorch, which cannot be imported ({error}). Install it with pip install 'quantpipe-onnx[train]', "
             "or give train=none",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.types import Granularity, PowerOfTwo, Symmetry, TensorSchema
 
 WEIGHTS = ("none", "ste", "lsq", "dorefa", "dsq", "qil", "adaround")
 ACTIVATIONS = ("none", "ste", "lsq", "pact", "dorefa", "dsq")
@@ -103,7 +104,12 @@ class TrainOptions:
                 f"is {self.loss}, and a block has no labels; legal with train.scope=blocks is outputs",
                 where="train.loss",
             )
-        if self.fold > 0 or self.fold == -1:
+        if self.fold != 0:
+            if self.weights == "adaround":
+                raise ConfigError(
+                    f"is {self.fold}, and train.weights=adaround learns the rounding of the folded weights; legal is 0",
+                    where="train.fold",
+                )
             if blocks:
                 raise ConfigError(
                     f"is {self.fold}, and blocks train the folded convolutions; legal with train.scope=blocks is 0",
@@ -122,3 +128,9 @@ class TrainOptions:
 
 
 NO_TRAINING = TrainOptions()
+
+
+def takes_any_factor(weights: TensorSchema) -> bool:
+    """Return whether a factor on each channel of a weight, of any sign, changes its scales alone (`fold=-1`)."""
+    by_channel = weights.granularity is Granularity.PER_CHANNEL and weights.power_of_two is PowerOfTwo.NONE
+    return by_channel and weights.symmetry is not Symmetry.ASYMMETRIC

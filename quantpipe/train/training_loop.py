@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.plan import Overrides
+from quantpipe.train.network import NotTrainable
 from quantpipe.train.output_losses import OutputLosses, label_loss
 from quantpipe.train.quantized_network import QuantizedNetwork
 from quantpipe.train.train_options import TrainOptions
@@ -91,7 +92,7 @@ def train(
         The overrides, with the curve of the loss.
 
     Raises:
-        NotTrainable: for a node without gradients.
+        NotTrainable: for a node without gradients, or where nothing is learned.
         NotConverged: where the loss is no finite number.
         ConfigError: for a device that is absent.
     """
@@ -111,6 +112,8 @@ def _trained(
     kept: TrainingCheckpoint,
 ) -> Trained:
     network = QuantizedNetwork(state, options, device)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise NotTrainable(f"nothing of this model is learned on this device: {network.summary}")
     pieces = _pieces(network, data, state.graph.fixed_batch or options.batch, device)
     run = _Training(network, pieces, data, options, seed=seed, progress=progress)
     run.resume(kept, _key(state, data, options, seed))

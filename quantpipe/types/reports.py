@@ -185,6 +185,7 @@ class RunPart(TypedDict):
     search: NotRequired[str | None]
     objective: NotRequired[str | None]
     recover: NotRequired[str]
+    train: NotRequired[str]
     precision: NotRequired[str]
     realize: str
     executor: NotRequired[str]

@@ -1,0 +1,59 @@
+"""What one epoch learns on each shipped device: the plan holds it, and the realized model computes as simulated."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from quantpipe.graph.load import load_graph
+from quantpipe.graph.view import Graph
+from tests.ops.line import ArraySamples, line, normal_samples
+from tests.verify.folders import DIGITS, hardware_files
+
+torch = pytest.importorskip("torch")
+
+from quantpipe.train.network import NotTrainable  # noqa: E402
+from quantpipe.train.train_options import TrainOptions  # noqa: E402
+from tests.train.nets import trained  # noqa: E402
+
+LSQ = TrainOptions("lsq", "lsq", epochs=1, batch=8, learning_rate=1e-3, scale_rate=1e-2)
+IN_BLOCKS = {"npu_w4_blocks"}
+"""Devices whose weights have blocks, whose integers stay."""
+IN_FLOAT_BLOCKS = {"ort_matmul_nbits"}
+"""Devices whose weights have a float scale per block, and which store nothing else: nothing is learned there."""
+
+
+@cache
+def graph_of(model: str) -> Graph:
+    path = DIGITS.with_name(f"{model}.onnx")
+    return load_graph(path, lambda raw: next(iter(normal_samples(raw).batches(2))).inputs)
+
+
+def images(graph: Graph, count: int) -> ArraySamples:
+    rng = np.random.default_rng(5)
+    return ArraySamples({graph.inputs[0].name: rng.random((count, 1, 8, 8)).astype(np.float32)})
+
+
+@pytest.mark.sliced(29)
+@pytest.mark.parametrize("model", ["digits", "digits_vit"])
+@pytest.mark.parametrize("device", hardware_files())
+def test_what_is_learned_agrees(device: str, model: str) -> None:
+    graph = graph_of(model)
+    problem = line(graph, device, samples=images(graph, 8))
+    strategy = problem.strategy()
+    if device in IN_FLOAT_BLOCKS:
+        with pytest.raises(NotTrainable, match="nothing of this model is learned on this device: 0 of"):
+            trained(problem, strategy, LSQ, images(graph, 16))
+        return
+    found = trained(problem, strategy, LSQ, images(graph, 16))
+    plan = problem.planner.plan(strategy, found.overrides)
+    before = problem.planner.plan(strategy)
+    assert any(q.scale != before.quantizers[t].scale for t, q in plan.quantizers.items())
+    for tensor, weight in found.overrides.weights.items():
+        np.testing.assert_array_equal(weight.centred(), plan.weights[tensor].centred())
+    assert len(found.overrides.weights) == len(problem.topology.weights) or device in IN_BLOCKS
+    form = problem.spec.realize if problem.spec.realize in ("integer", "qdq") else "integer"
+    agreed = problem.agree(plan, form)
+    assert agreed.differing == 0 and agreed.elements > 0
