@@ -127,6 +127,14 @@ class Result:
         """Return the integer model; for one with a data file, the graph without the weights."""
         return self.realization.model
 
+    @property
+    def session_options(self) -> dict[str, str]:
+        """Return the session options of onnxruntime that the integer model needs, by name; empty where it needs none.
+
+        The text of `report["deployment"]["sentence"]` has the reasons.
+        """
+        return dict(self.report["deployment"]["options"])
+
     def save(self, folder: Any) -> Path:
         """Copy the run folder, whole or not at all.
 
