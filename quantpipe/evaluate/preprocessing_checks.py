@@ -10,7 +10,7 @@ Clip that cuts off most values. A forgotten `dataset.preprocess.scale` shows all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,13 +164,13 @@ def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -
     )
 
 
-def _largest(feeds: list[Mapping[str, NDArray[Any]]]) -> float:
+def _largest(feeds: Sequence[Mapping[str, NDArray[Any]]]) -> float:
     """Return the largest magnitude of the float inputs."""
     real = [a for feed in feeds for a in feed.values() if a.dtype.kind == "f" and a.size]
     return max((float(np.abs(a).max()) for a in real), default=0.0)
 
 
-def _extent(feeds: list[Mapping[str, NDArray[Any]]]) -> str:
+def _extent(feeds: Sequence[Mapping[str, NDArray[Any]]]) -> str:
     """Return the range of the float inputs, in words."""
     real = [a for feed in feeds for a in feed.values() if a.dtype.kind == "f" and a.size]
     if not real:
