@@ -180,7 +180,7 @@ def evaluate(
     alone = _in_default_session(model.realized.model, few, same, run) if runs_here else {}
     free = free_running(session, few, same)
     rows = _every_output(graph, session, few, course)
-    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]))]
+    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]), samples=len(few))]
     del session
     release_memory()
     both = None

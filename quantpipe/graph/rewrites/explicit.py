@@ -41,7 +41,7 @@ def write_out(model: ir.Model) -> None:
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a constant weight, also behind the nodes that make its integers real; None if unknown."""
+    """Return the shape of a constant weight, before the nodes that make its integers real; None if unknown."""
     while value is not None and value.const_value is None:
         node = value.producer()
         if node is None or not node.inputs:
