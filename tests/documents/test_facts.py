@@ -47,7 +47,7 @@ def value(source: dict[str, Any]) -> str:
 
 def faults(fact: dict[str, Any], page: str) -> list[str]:
     """What of a fact does not hold in a page's text."""
-    pattern = re.escape(fact["says"]).replace(r"\{\}", r"([\w.-]+?)")
+    pattern = re.escape(fact["says"]).replace(r"\{\}", r"([\w-]+(?:\.\d+)?)")
     found = re.search(pattern, page)
     if found is None:
         return [f"{fact['page']} has no sentence {fact['says']!r}"]
