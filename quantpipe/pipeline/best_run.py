@@ -71,12 +71,14 @@ def best_of(runs: Sequence[Contender]) -> Best:
     costs: dict[str, float] = {r.label: found for r in eligible if cost and (found := r.cost(cost)) is not None}
     first = [r for r in eligible if not costs or _alike(costs[r.label], min(costs.values()), cost)]
     leader = min(first, key=lambda run: (values.value[run.label], run.size))
-    equal = [leader, *_equal_to(leader, first, values)]
+    chance = _chances(leader, first, values)
+    equal = [leader, *(run for run in first if chance.get(run.label, 0.0) >= CHANCE)]
     taken = min(equal, key=lambda run: run.size) if not costs else leader
     taken = leader if taken.size == leader.size else taken
     tied = tuple(run.label for run in equal if run is not taken)
     by = f"the lowest {cost}, then {values.name}" if costs else values.name
-    return Best(taken.label, tied, by, _verdict(taken, equal, eligible, by))
+    sure = f" (the value's p is at most {max(chance.values()):.2g})" if chance and len(equal) == 1 else ""
+    return Best(taken.label, tied, by, _verdict(taken, equal, eligible, f"{by}{sure}"))
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,11 @@ def _alike(one: float, other: float, cost: str | None) -> bool:
     return one <= other * (1 + (ALIKE if cost == "latency" else 1e-9))
 
 
-def _equal_to(leader: Contender, runs: Sequence[Contender], values: _Values) -> list[Contender]:
-    """Return the runs whose value differs from the leader's by chance only."""
+def _chances(leader: Contender, runs: Sequence[Contender], values: _Values) -> dict[str, float]:
+    """Return the adjusted p of the difference in value between the leader and each other run, by label."""
     others = [run for run in runs if run is not leader]
     adjusted = holm([_p(leader, run, values) for run in others])
-    return [run for run, p in zip(others, adjusted, strict=True) if p >= CHANCE]
+    return {run.label: p for run, p in zip(others, adjusted, strict=True)}
 
 
 def _p(leader: Contender, run: Contender, values: _Values) -> float:

@@ -86,8 +86,8 @@ def test_by_chance_only_the_smallest_is_taken_and_its_price_is_named() -> None:
     report = compare([made("quick", right=clear, more=quick), made("slow", size=2000, more=slow)])
     assert report["best"] == "B" and report["tied"] == []
     assert report["verdict"] == (
-        "B is the best by top-1 accuracy. Price of B: 2,000 bytes, 6 ms (the smallest is A with 1,000, the fastest is "
-        "A with 1 ms)."
+        "B is the best by top-1 accuracy (the value's p is at most 1.8e-12). Price of B: 2,000 bytes, 6 ms (the "
+        "smallest is A with 1,000, the fastest is A with 1 ms)."
     )
 
 

@@ -54,7 +54,7 @@ def test_the_configuration_itself_is_taken_and_has_comments() -> None:
         ({"scale": "power_of_two"}, "'scale' was unexpected"),
         ({"scales": "powers"}, "'powers' is not one of"),
         ({"isa": "sse"}, "'sse' is not one of"),
-        ({"ops": {"Convolution": []}}, "'Convolution' was unexpected"),
+        ({"ops": {"Convolution": []}}, "'Convolution' does not match"),
         ({"ops": {"Conv": [{"in": ["int8"], "output": ["int8"]}]}}, "is not valid under any"),
         ({"accumulator": "int33"}, "is not valid under any"),
         ({"source": ""}, ""),
