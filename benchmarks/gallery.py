@@ -74,7 +74,10 @@ SAMPLES = 192
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured cell. `problem`: the error's paragraph, where the run ended with one."""
+    """One measured cell.
+
+    `problem`: the error's paragraph, where the run ended with one. `load`: the machine's load average before the run.
+    """
 
     model: str
     device: str
@@ -89,6 +92,7 @@ class Cell:
     integer_nodes: int | None = None
     differing: int | None = None
     problem: str | None = None
+    load: float = 0.0
 
 
 def command(model: str, device: str) -> str:
@@ -125,7 +129,7 @@ def measured(model: str, device: str, folder: Path, made: str) -> Cell:
     line = command(model, device)
     run = folder / f"{model}-{device}"
     words = shlex.split(os.path.expandvars(line.replace("$WORK", str(folder))))[2:]
-    begun = time.perf_counter()
+    load, begun = os.getloadavg()[0], time.perf_counter()
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), *words, "tracking=none", "-q", f"hydra.run.dir={run}"],
         capture_output=True, text=True, check=False, timeout=SECONDS,
@@ -134,7 +138,7 @@ def measured(model: str, device: str, folder: Path, made: str) -> Cell:
     report_file = run / "evaluate" / "report.json"
     if not report_file.is_file():
         last = (done.stderr.strip().splitlines() or ["no report"])[-1]
-        return Cell(model, device, line, made, seconds, problem=last[:200])
+        return Cell(model, device, line, made, seconds, problem=last[:200], load=load)
     report: dict[str, Any] = json.loads(report_file.read_text(encoding="utf-8"))
     metrics = report["metrics"]
     return Cell(
@@ -142,7 +146,7 @@ def measured(model: str, device: str, folder: Path, made: str) -> Cell:
         float_top1=metrics["float"].get("top1"), top1=metrics["realized"].get("top1"),
         sqnr_db=metrics["realized"].get("sqnr_db"), bytes=report["model"]["realized_bytes"],
         float_nodes=report["model"]["float_nodes"], integer_nodes=report["model"]["integer_nodes"],
-        differing=report["agreement"]["differing"],
+        differing=report["agreement"]["differing"], load=load,
     )  # fmt: skip
 
 
@@ -170,6 +174,8 @@ def markdown(cells: dict[tuple[str, str], Cell], made: str) -> str:
     """The page: a row per model, a column per device, then the command of each cell."""
     done = [cell for cell in cells.values() if cell.model in MODELS and cell.device in DEVICES]
     older = sum(cell.sources != made for cell in done)
+    loads = [cell.load for cell in done] or [0.0]
+    low, high = min(loads), max(loads)
     lines = [
         "# Gallery",
         "",
@@ -177,6 +183,8 @@ def markdown(cells: dict[tuple[str, str], Cell], made: str) -> str:
         f"measured; empty cells are not.{f' {older} cells are of earlier sources.' if older else ''} "
         "A cell has top-1 accuracy of the written file (without labels the SQNR to float), the size of the file, the "
         "nodes that stay in float, and the seconds of the whole run.",
+        "",
+        f"Seconds are of {os.cpu_count()} cores that other work shared: the load average was {low:.1f} to {high:.1f}.",
         "",
         "Models marked with * ran on random inputs. `python benchmarks/gallery.py` measures the cells and resumes.",
         "",
