@@ -1,4 +1,4 @@
-"""What can be answered before anything is loaded: a file that the command line names and that is not there.
+"""What can be answered before anything is loaded: a named file that is missing, or a model of another format.
 
 Libraries take seconds to load on a slow disk. Only plain values are looked at (no lists of a sweep, no references), and
 only keys that are always files; whatever is in doubt is left to the checks of the configuration, which come later and
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from quantpipe.foreign_formats import foreign_format
 
 _DATA = "no such file or folder (from {key})."
 FILES = {
@@ -35,7 +37,9 @@ def missing_file(arguments: Sequence[str], folder: Path) -> str | None:
         if key not in FILES or not _PLAIN.fullmatch(value) or value == "null":
             continue
         path = folder / Path(value).expanduser()
+        where, what = FILES[key]
         if not path.exists():
-            where, what = FILES[key]
             return f"{where}: {path}: {what.format(key=key)}"
+        if key == "model.path" and (other := foreign_format(path)) is not None:
+            return f"{where}: {path}: {other}"
     return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -37,6 +38,12 @@ def main() -> None:
 
         sys.stdout.write(help_page(_called()))
         raise SystemExit(0)
+    if "--version" in sys.argv[1:]:
+        from quantpipe.version import __version__
+
+        sys.stdout.write(f"quantpipe {__version__}\n")
+        raise SystemExit(0)
+    _check_names(sys.argv[1:])
     from quantpipe.app.main import main as run
 
     if listening:
@@ -48,6 +55,17 @@ def main() -> None:
     finally:
         if listening:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; the interpreter takes down what it has loaded
+
+
+def _check_names(arguments: Sequence[str]) -> None:
+    """End the program for a mistyped name, before what takes seconds is imported."""
+    if not arguments or any(printable(a) != a for a in arguments):
+        return
+    from quantpipe.app.early_names import wrong_name
+
+    if (wrong := wrong_name(arguments)) is not None:
+        sys.stderr.write(f"error: {printable(wrong)}\n")
+        raise SystemExit(2)
 
 
 def _called() -> str:

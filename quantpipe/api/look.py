@@ -15,7 +15,7 @@ from typing import Any
 from quantpipe.api.model import Model, model_file
 from quantpipe.api.options import Group, Hardware, given_dataset, settings_for
 from quantpipe.api.progress import Listener, Listening
-from quantpipe.api.result import as_text
+from quantpipe.api.result import as_html, as_text
 from quantpipe.api.workspace import Workspace
 from quantpipe.app.commands import findings_of, fit_of
 from quantpipe.app.explain import settings_of_run, shipped
@@ -38,6 +38,9 @@ class CheckResult(Fit):
     def __str__(self) -> str:
         return as_text(fit_tables(self.as_dict()))
 
+    def _repr_html_(self) -> str:
+        return as_html(fit_tables(self.as_dict()))
+
 
 class LintResult(Findings):
     """Describe what a device would reject in an integer model; as text, the command line's table."""
@@ -45,12 +48,18 @@ class LintResult(Findings):
     def __str__(self) -> str:
         return as_text(lint_table(self.as_dict()))
 
+    def _repr_html_(self) -> str:
+        return as_html(lint_table(self.as_dict()))
+
 
 class ExplainResult(dict[str, Any]):
     """Explain the losses of a run, as explain.json holds them; as text, the command line's tables."""
 
     def __str__(self) -> str:
         return as_text(explained(self))
+
+    def _repr_html_(self) -> str:
+        return as_html(explained(self))
 
 
 def check(

@@ -28,6 +28,8 @@ from quantpipe.types import (
     Topology,
 )
 
+HTML_FORMAT = '<pre style="line-height: 1.2; font-family: monospace; overflow-x: auto">{code}</pre>'
+"""Of a table in a notebook; {code} is escaped."""
 WIDTH = 110
 """Columns of a table as text."""
 
@@ -127,6 +129,14 @@ class Result:
         """Return the integer model; for one with a data file, the graph without the weights."""
         return self.realization.model
 
+    @property
+    def session_options(self) -> dict[str, str]:
+        """Return the session options of onnxruntime that the integer model needs, by name; empty where it needs none.
+
+        The text of `report["deployment"]["sentence"]` has the reasons.
+        """
+        return dict(self.report["deployment"]["options"])
+
     def save(self, folder: Any) -> Path:
         """Copy the run folder, whole or not at all.
 
@@ -161,9 +171,20 @@ class Result:
         """Return the table that the command line shows."""
         return as_text(summary_table(self.report))
 
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return as_html(summary_table(self.report))
+
     def __repr__(self) -> str:
         agreement = self.report["agreement"]
         return f"Result({self.model_path}, {agreement['differing']} of {agreement['elements']} integers differ)"
+
+
+def as_html(shown: RenderableType) -> str:
+    """Return a table as HTML for a notebook: escaped, with its own styles, and no script."""
+    console = Console(file=io.StringIO(), width=WIDTH, record=True, force_terminal=False, force_jupyter=False)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format=HTML_FORMAT)
 
 
 def as_text(shown: RenderableType) -> str:

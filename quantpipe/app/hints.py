@@ -75,9 +75,9 @@ def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -
             return f"{group}/{option.partition('/')[0]}: {option.partition('/')[2]} {plugin}; legal without it is basic"
         return f"{group}: has no option {option!r}{nearest(option, legal)}; legal are {', '.join(legal)}"
     if (found := _NO_KEY.search(text)) is not None:
-        return _no_key(found[1], list(_keys(_plain(_composed(folder, overrides)))))
+        return _no_key(found[1], list(_keys(_plain(composed(folder, overrides)))))
     if (found := _NO_MERGE.search(text)) is not None:
-        return _no_merge(found[1], found[2], OmegaConf.select(_composed(folder, overrides), found[1]))
+        return _no_merge(found[1], found[2], OmegaConf.select(composed(folder, overrides), found[1]))
     return None
 
 
@@ -138,8 +138,8 @@ def _plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=False)
 
 
-def _composed(folder: str, overrides: Sequence[str]) -> Any:
-    """Return the configuration without the rest of the command line."""
+def composed(folder: str, overrides: Sequence[str]) -> Any:
+    """Return the configuration of some overrides, composed by Hydra in a folder; raises what Hydra raises."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(folder, version_base="1.3"):
         return compose("config", overrides=list(overrides))

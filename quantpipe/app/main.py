@@ -241,6 +241,8 @@ def _show(report: RunReport | None, settings: Settings) -> None:
     if tracker.run_id is not None:
         out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True)
         out.print(f"        {tracker.ui_command}", soft_wrap=True)
+        if tracker.runs_page is not None:
+            out.print(f"        {tracker.runs_page}", soft_wrap=True)
     if tracker.incomplete:
         out.print(f"        not all of it could be filed; later: {sync_command(settings.folder)}", soft_wrap=True)
     if report is not None and falls_short(report, settings):

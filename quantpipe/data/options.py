@@ -45,6 +45,7 @@ class SplitOptions:
     state_reset: str | int = "auto"
     duplicates: str = "drop"
     force_few: bool = False
+    doubts: str = "stop"
 
     parts: ClassVar[Mapping[str, Sequence[str]]] = {"search": (), "split": ROLES, "samples": (*ROLES, TRAIN)}
     """What may stand in the options that are mappings."""
@@ -62,7 +63,15 @@ class SplitOptions:
         Raises ConfigError for an option without effect.
         """
         state = {str(k): str(v) for k, v in (self.state or {}).items()}
-        return Handling(self.shuffle, self.on_error, state, self.state_reset, self.duplicates, self.force_few)
+        return Handling(
+            self.shuffle,
+            self.on_error,
+            state,
+            self.state_reset,
+            duplicates=self.duplicates,
+            force_few=self.force_few,
+            doubts=self.doubts,
+        )
 
     def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
         """Return the model's inputs that are fed from the data: all but those that carry state."""

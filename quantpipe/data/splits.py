@@ -28,6 +28,7 @@ DEFAULT_SAMPLES: Mapping[str, Any] = {"calibrate": 128, "search": 128, "evaluate
 ON_ERROR = ("fail", "skip")
 RESETS = ("auto", "never")
 DUPLICATES = ("drop", "allow")
+DOUBTS = ("stop", "go_on")
 CHECK_BYTES = 32 << 20  # of samples in memory at once while they are checked
 NAMED = 3  # samples that were left out which a warning names
 
@@ -38,8 +39,8 @@ class Splits:
 
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
     of the batches (`data/recurrent_state.py` adds them). `aside`: search samples that are held out, to judge
-    (`data/holdout.py`). `train`: samples to train on, None for the calibration samples. `duplicates`, `force_few`: the
-    user's exceptions (`Handling`).
+    (`data/holdout.py`). `train`: samples to train on, None for the calibration samples. `duplicates`, `force_few`,
+    `doubts`: the user's exceptions (`Handling`).
     """
 
     calibrate: Samples
@@ -50,6 +51,7 @@ class Splits:
     train: Samples | None = None
     duplicates: str = "drop"
     force_few: bool = False
+    doubts: str = "stop"
 
     @property
     def roles(self) -> dict[str, Samples]:
@@ -73,6 +75,7 @@ class Handling:
     cannot be used. `state`: output -> input, carried within a sequence. `state_reset`: where a sequence begins: `auto`
     (as the source says), `never` (a source is one sequence), or every so many samples. `duplicates`: `drop` from the
     fitting side what another split holds, too, or `allow` it. `force_few`: go on with fewer samples than are enough.
+    `doubts`: `stop` where the float model guesses and its inputs are far outside, or `go_on`.
     """
 
     shuffle: bool = False
@@ -81,6 +84,7 @@ class Handling:
     state_reset: str | int = "auto"
     duplicates: str = "drop"
     force_few: bool = False
+    doubts: str = "stop"
 
     def __post_init__(self) -> None:
         for name in ("shuffle", "force_few"):
@@ -88,6 +92,8 @@ class Handling:
                 raise ConfigError(f"is {getattr(self, name)!r}; legal are true and false.", where=f"dataset.{name}")
         if self.duplicates not in DUPLICATES:
             raise ConfigError(f"is {self.duplicates!r}; legal are {', '.join(DUPLICATES)}.", where="dataset.duplicates")
+        if self.doubts not in DOUBTS:
+            raise ConfigError(f"is {self.doubts!r}; legal are {', '.join(DOUBTS)}.", where="dataset.doubts")
         if self.on_error not in ON_ERROR:
             raise ConfigError(f"is {self.on_error!r}; legal are {', '.join(ON_ERROR)}.", where="dataset.on_error")
         reset = self.state_reset
@@ -216,6 +222,7 @@ def build(
         train=samples.get(TRAIN),
         duplicates=handling.duplicates,
         force_few=handling.force_few,
+        doubts=handling.doubts,
     )
 
 

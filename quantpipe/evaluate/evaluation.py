@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
+from quantpipe.errors import ModelError
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
 from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import Generalization, generalization
@@ -21,9 +23,10 @@ from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Session, concurrency, release_memory
+from quantpipe.graph.execute import Kernels, Session, concurrency, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.rewrites.whole_numbers import whole_number_convolutions
+from quantpipe.graph.session_options import carried
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.latency import latency
@@ -140,17 +143,19 @@ def evaluate(
     metric: str,
     course: EvaluationProgress | None = None,
     warn_sqnr_db: float | None = None,
+    runs_here: bool = False,
 ) -> Evaluation:
     """Run float, simulated and realized model on held-out samples, and return the numbers of the report.
 
     The simulated model also runs on the samples of the search, to compare its losses. `course` shows progress and
     continues an interrupted evaluation. Outputs with an SQNR below `warn_sqnr_db` dB cause a warning (None: no
-    warning).
+    warning). With `runs_here`, a file that asks for session options is measured in a default session, too.
     """
     graph, topology, plan = model.graph, model.topology, model.plan
     samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     course = course or EvaluationProgress()
     course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
+    course.phases += runs_here and bool(carried(model.realized.model))
     opened = _opener(graph, samples, course)
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
@@ -172,30 +177,30 @@ def evaluate(
     outputs, _ = run("realized model", session, few, names=tuple(dict.fromkeys((names[0], *boxes))))
     found = outputs[names[0]]
     same = first_samples(reference, len(few), len(samples))
+    alone = _in_default_session(model.realized.model, few, same, run) if runs_here else {}
     free = free_running(session, few, same)
     rows = _every_output(graph, session, few, course)
-    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]))]
+    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]), samples=len(few))]
     del session
     release_memory()
-    carried = None
+    both = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
-        carried = generalization(metric, (seen, before), (reference, every))
-    inside = _compared(model, simulation, samples, sizes, course=course)
+        both = generalization(metric, (seen, before), (reference, every))
+    inside = _compared(model, simulation, samples, sizes, course=course, runs_here=runs_here)
     right = [top1(own, same.labels) for own in (same.outputs, found)]
     judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     accurate = names[0] if is_accurate(*right) else None
+    metrics = {
+        "float": judge.with_figures(summary(reference.outputs, reference.outputs, reference.labels), reference.found),
+        "simulated": judge.with_figures(summary(reference.outputs, simulated, reference.labels), every),
+        "realized": alike.with_figures(summary(same.outputs, found, same.labels), outputs),
+    }
     return Evaluation(
-        {
-            "float": judge.with_figures(
-                summary(reference.outputs, reference.outputs, reference.labels), reference.found
-            ),
-            "simulated": judge.with_figures(summary(reference.outputs, simulated, reference.labels), every),
-            "realized": alike.with_figures(summary(same.outputs, found, same.labels), outputs),
-        },
+        cast("Metrics", metrics | alone),
         **inside,
         samples=len(samples),
         free_running=free,
-        generalization=carried,
+        generalization=both,
         realized_samples=len(few),
         alike=summary(same.outputs, rows_of(simulated, np.arange(len(samples)) < len(few)), same.labels),
         outputs=rows,
@@ -209,6 +214,22 @@ def evaluate(
             *shape_warnings(rows, len(few)),
         ],
     )
+
+
+def _in_default_session(model: ir.Model, samples: Samples, same: Reference, run: Callable[..., Any]) -> dict[str, Any]:
+    """Return the metrics of a file without the session options that it asks for, by the key of the report.
+
+    The result is empty where it asks for none, where the runtime loads it with them only, and for mapped weights.
+    """
+    if not carried(model) or is_outside(model):
+        return {}
+    try:
+        session = Session(model, options={}, kernels=Kernels.NATIVE, where="realized model, default session")
+        outputs, _ = run("default session", session, samples)
+    except ModelError:
+        return {}
+    found: Outputs = next(iter(outputs.values()))
+    return {"default_session": summary(same.outputs, found, same.labels)}
 
 
 def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Callable[..., Session]:
@@ -252,7 +273,13 @@ def _outputs(
 
 
 def _compared(
-    model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: EvaluationProgress
+    model: EvaluatedModel,
+    simulation: Simulation,
+    samples: Samples,
+    sizes: Sizes,
+    *,
+    course: EvaluationProgress,
+    runs_here: bool,
 ) -> dict[str, Any]:
     """Return the parts of an evaluation that look inside the models, and the latency."""
     graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
@@ -293,7 +320,9 @@ def _compared(
         one = next(iter(some.batches(1))).inputs
         if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
             return {}
-        return latency(graph.timed, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
+        found = latency(graph.timed, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
+        found["of"] = "device" if runs_here else "reference"
+        return found
 
     times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
     return {"agreement": agreement, "layers": layers, "layer_samples": len(few), "overflow": overflow, "latency": times}

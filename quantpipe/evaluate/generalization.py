@@ -59,9 +59,10 @@ class Generalization:
         """Return one sentence where the losses on the two splits differ, else None."""
         if not self.parted:
             return None
+        by = "" if self.metric == "auto" else f" by {self.metric}"
         return (
-            "the result does not carry over from the search samples to the report samples. The loss by "
-            f"{self.metric} is {self.search:.4g} on {self.search_samples} search samples and {self.report:.4g} on "
+            f"the result does not carry over from the search samples to the report samples. The loss{by} is "
+            f"{self.search:.4g} on {self.search_samples} search samples and {self.report:.4g} on "
             f"{self.report_samples} other samples, a difference of {self.difference:.3g} with a standard error of "
             f"{self.standard_error:.2g}. Use more search samples (dataset.samples.search) of the same kind"
         )

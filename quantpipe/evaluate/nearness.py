@@ -40,10 +40,13 @@ class Nearness:
     angles: list[float] = field(default_factory=list)
     parts: Mapping[Part, Nearness] = field(default_factory=dict)
 
-    def add(self, expected: Array, found: Array) -> None:
-        """Include a batch `[n, ...]` of the float model and of the realized model."""
+    def add(self, expected: Array, found: Array, samples: int) -> None:
+        """Include a batch `[n, ...]` of the float model and of the realized model.
+
+        `samples` is the size of the batch: rows of an output need not be samples, such as boxes of a detector.
+        """
         if expected.shape != found.shape:
-            self.other_shape += max(len(expected) if expected.ndim else 1, 1)
+            self.other_shape += samples
             return
         self.elements += expected.size
         self.equal += int(np.count_nonzero(expected == found))
@@ -61,7 +64,7 @@ class Nearness:
         for part, sums in self.parts.items():
             own, other = part.of(expected), part.of(found)
             if own is not None and other is not None:
-                sums.add(np.asarray(own), np.asarray(other))
+                sums.add(np.asarray(own), np.asarray(other), samples)
 
     def entry(self, output: str) -> OutputRow:
         """Return a row of the report.
@@ -101,7 +104,7 @@ def nearness(graph: Graph, realized: Session, samples: Samples) -> list[OutputRo
     for batch in samples.batches(graph.batch_size):
         expected, found = real.run(batch.inputs, names), realized.run(batch.inputs, names)
         for name in names:
-            sums[name].add(np.asarray(expected[name]), np.asarray(found[name]))
+            sums[name].add(np.asarray(expected[name]), np.asarray(found[name]), len(batch))
     return [sums[name].entry(name) for name in names]
 
 
@@ -110,17 +113,19 @@ def nearness_of(
     expected: Sequence[Array] | Array,
     found: Sequence[Array] | Array,
     parts: Sequence[Part] = (),
+    *,
+    samples: int | None = None,
 ) -> OutputRow:
     """Return the row of one output whose values over all samples are known.
 
-    `parts` are parts of it that are quantities of their own.
+    `parts` are parts of it that are quantities of their own. `samples` is their number, where rows are no samples.
     """
     sums = _sums_of(parts)
     if isinstance(expected, tuple) or isinstance(found, tuple):
         for one, other in zip(expected, found, strict=True):
-            sums.add(one[None], other[None])
+            sums.add(one[None], other[None], 1)
     else:
-        sums.add(np.asarray(expected), np.asarray(found))
+        sums.add(np.asarray(expected), np.asarray(found), len(expected) if samples is None else samples)
     return sums.entry(output)
 
 

@@ -10,7 +10,8 @@ Clip that cuts off most values. A forgotten `dataset.preprocess.scale` shows all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ TOO_SURE = 0.3
 FAR = 8.0
 """Times as wide or as narrow, or standard deviations beside: the median channel of what training had is far off."""
 CUT_OFF = 0.5
+USUAL = 20.0
+"""Magnitude that prepared float inputs stay below: 255 levels of a picture do not."""
 
 CAUSE = (
     "the samples are not prepared as in training. Check dataset.preprocess first (scale, mean, std, layout), then the "
@@ -48,19 +51,30 @@ CAUSE = (
 )
 
 
-def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple[str, ...]:
-    """Return doubts about the samples, in sentences, after one run of the model as it was given.
+@dataclass(frozen=True)
+class SampleDoubts:
+    """Hold doubts about the samples as sentences.
+
+    `wrong`: the float model guesses, and its inputs are far outside of what it was trained on.
+    """
+
+    said: tuple[str, ...] = ()
+    wrong: bool = False
+
+
+def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> SampleDoubts:
+    """Return doubts about the samples after one run of the model as it was given.
 
     It returns nothing for a model with external weights, and where the model cannot be run (the next stage that runs it
     reports why).
     """
     if is_outside(raw.model):
-        return ()
+        return SampleDoubts()
     watched = expectation(raw)
     tensor = [] if watched is None else [watched.tensor]
     answers = is_normalized(raw, output)
     if watched is None and not samples.labelled and not answers:
-        return ()  # nothing to hold its values against
+        return SampleDoubts()  # nothing to hold its values against
     try:
         session = Session(expose(raw.model, tensor), where=raw.source)
         found = [
@@ -68,16 +82,26 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
             for batch in First(samples, MOST_SAMPLES).batches(size or BATCH)
         ]
     except QuantpipeError:
-        return ()
-    inputs = _extent([batch.inputs for batch, _ in found])
+        return SampleDoubts()
+    feeds = [batch.inputs for batch, _ in found]
+    inputs = _extent(feeds)
     said = [_of_values(watched, [values[tensor[0]] for _, values in found], inputs)] if watched is not None else []
+    far, guesses = any(said) or _largest(feeds) > USUAL, False
     labels = [batch.labels for batch, _ in found]
     outputs = joined([values[output] for _, values in found])
     if all(part is not None for part in labels) and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
-        said.insert(0, _of_answers(outputs, np.concatenate([part for part in labels if part is not None]), inputs))
+        right = np.concatenate([part for part in labels if part is not None])
+        said.insert(0, _of_answers(outputs, right, inputs))
+        guesses = said[0] is not None and _guesses(outputs, right)
     elif answers and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
         said.insert(0, _of_one_answer(outputs, inputs))
-    return tuple(text for text in said if text)
+    return SampleDoubts(tuple(text for text in said if text), guesses and far)
+
+
+def _guesses(outputs: NDArray[Any], labels: NDArray[np.int64]) -> bool:
+    """Return whether the share of right answers is no better than chance."""
+    count, classes = outputs.shape
+    return chance_of(int(np.sum(outputs.argmax(axis=1) == labels)), count, classes) > GUESSED
 
 
 def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -> str | None:
@@ -88,7 +112,7 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
     right = int(np.sum(outputs.argmax(axis=1) == labels))
     low, high = wilson(right / count, count) or (0.0, 1.0)
     known = f"the float model itself is right on {right} of {count} samples ({_percent(low)} to {_percent(high)} %"
-    guessed = chance_of(right, count, classes) > GUESSED
+    guessed = _guesses(outputs, labels)
     if guessed or high < min(NEAR / classes, 0.5):
         better = "no" if guessed else "little"
         return (
@@ -140,7 +164,13 @@ def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -
     )
 
 
-def _extent(feeds: list[Mapping[str, NDArray[Any]]]) -> str:
+def _largest(feeds: Sequence[Mapping[str, NDArray[Any]]]) -> float:
+    """Return the largest magnitude of the float inputs."""
+    real = [a for feed in feeds for a in feed.values() if a.dtype.kind == "f" and a.size]
+    return max((float(np.abs(a).max()) for a in real), default=0.0)
+
+
+def _extent(feeds: Sequence[Mapping[str, NDArray[Any]]]) -> str:
     """Return the range of the float inputs, in words."""
     real = [a for feed in feeds for a in feed.values() if a.dtype.kind == "f" and a.size]
     if not real:

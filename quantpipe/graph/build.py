@@ -131,7 +131,8 @@ class GraphBuilder:
     def build(self, outputs: Sequence[ir.Value]) -> ir.Model:
         """Return the model.
 
-        Each int8 tensor gets one reader, so that onnxruntime loads it with its exact kernels, too.
+        Each int8 tensor gets one reader, so that onnxruntime loads it with its exact kernels, too. Constants without a
+        reader are left out.
         """
         opsets = {"": self._opset} | {d: 1 for d in sorted(self._domains) if d}
         graph = ir.Graph(
@@ -143,6 +144,9 @@ class GraphBuilder:
             name=self._name,
         )
         separate(graph, self.unique)
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output():
+                del graph.initializers[name]  # onnxruntime warns everyone who loads the file
         return ir.Model(graph, ir_version=self._ir_version, producer_name="quantpipe")
 
     def _append(

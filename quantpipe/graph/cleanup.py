@@ -42,6 +42,7 @@ from quantpipe.graph.rewrites import (
 )
 from quantpipe.graph.rewrites.axes import axes_joined
 from quantpipe.graph.rewrites.dense import rows_flattened
+from quantpipe.graph.rewrites.explicit import write_out
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.rewrites.recurrent import looped, unrolled
 from quantpipe.graph.runnable import runnable
@@ -106,6 +107,7 @@ def cleaned_model(
     notes = [*_outside_notes(raw), *said, *notes]
     restore_names(found, original)
     name_nodes(found)
+    write_out(found)
     return found, notes
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from quantpipe import extend
 from quantpipe.errors import PERHAPS_OURS, ModelError, QuantpipeError, brief, fault
+from quantpipe.foreign_formats import foreign_format
 from quantpipe.graph.vet import all_nodes, name_default_opset, vet
 
 STAGE = "model"
@@ -28,6 +29,8 @@ def read_model(path: Path) -> ir.Model:
 
     Raises ModelError when the file is missing, empty, not ONNX, or has no nodes.
     """
+    if path.exists() and (other := foreign_format(path)) is not None:
+        raise ModelError(other, stage=STAGE, where=str(path))
     if not path.is_file():
         raise ModelError("there is no such file; model.path must name an ONNX model", stage=STAGE, where=str(path))
     try:

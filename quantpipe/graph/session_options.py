@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -26,6 +27,16 @@ AS_REAL_NUMBERS = {"session.disable_quant_qdq": "1"}
 
 EXACT_PAIRS = {"session.x64quantprecision": "1"}
 """Kernels that add products of uint8 and int8 in 32 bits on x86 CPUs without VNNI, too."""
+
+WITHOUT: Mapping[str, str] = MappingProxyType(
+    {
+        "session.qdqisint8allowed": "without it, int8 nodes run in float on x86",
+        "session.qdq_matmulnbits_accuracy_level": "without it, activations beside blocks are rounded to 8 bits",
+        "session.disable_quant_qdq": "without it, integer kernels replace the pairs that the file spells out",
+        "session.x64quantprecision": "without it, sums saturate on x86 processors without VNNI",
+    }
+)
+"""Option -> what a session without it does."""
 
 
 def carry(model: ir.Model, options: Mapping[str, str]) -> None:

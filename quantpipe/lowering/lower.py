@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
+from quantpipe.graph.rewrites.explicit import write_out
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering.half import as_half, cast_half, cast_single, write_half
@@ -293,6 +294,7 @@ def render(
         value.type, value.shape = original.type, original.shape
         outputs.append(value)
     model = context.builder.build(outputs)
+    write_out(model)
     carry(model, dialect.session_options(context))
     return Rendered(model, context.stored(), inexact=dialect.inexact)
 

@@ -6,12 +6,16 @@ The figures are medians of interleaved runs, so that drift hits both alike.
 from __future__ import annotations
 
 import math
+import platform
 import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from statistics import median, quantiles
 
 import onnx_ir as ir
 
-from quantpipe.graph.execute import Feeds, Session
+from quantpipe.graph.execute import Feeds, Session, available_cores
 from quantpipe.types import (
     LatencyPart,
 )
@@ -27,7 +31,7 @@ ENOUGH_PAIRS, ENOUGH_SECONDS = 10, 0.5
 
 
 def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float) -> LatencyPart:
-    """Return float_ms, realized_ms, ratio (realized / float), its lower quartile, and runs of both models.
+    """Return medians of both models, their ratio (realized / float) with its quartiles, and the conditions.
 
     `feeds` is one sample; all cores are used. At most `runs` pairs are run. No pair begins after `max_seconds`, but at
     least five are run.
@@ -62,8 +66,22 @@ def interleaved(
         "realized_ms": 1e3 * median(times[1]),
         "ratio": median(ratios),
         "ratio_low": ratios[len(ratios) // 4],
+        "ratio_high": ratios[-1 - len(ratios) // 4],
         "runs": len(times[0]),
+        "threads": available_cores(),
+        "processor": _processor(),
     }
+
+
+@cache
+def _processor() -> str:
+    """Return the name of this machine's processor, or its architecture where the system has no name."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()
 
 
 def _is_settled(times: tuple[list[float], list[float]], within: float) -> bool:

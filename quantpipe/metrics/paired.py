@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+CHANCE = 0.05
+"""The p value from which on a difference may be chance."""
+
 
 def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> tuple[int, int, float]:
     """Return how many samples only the first and only the second model has right, and McNemar's p value.

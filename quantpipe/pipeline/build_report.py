@@ -32,6 +32,7 @@ from quantpipe.types import (
     ConversionsPart,
     CostPart,
     DataPart,
+    DeploymentPart,
     FloatNodeRow,
     FloatType,
     FormRow,
@@ -65,6 +66,7 @@ class Evaluated:
         lacking: The nodes that no kernel runs as they are (`without_kernel`).
         speed: Its speed compared with the float model; None if unknown.
         slower: A sentence if it is slower.
+        deployment: How model.onnx is run.
         imported: The file's grids and integers, where it was quantized already.
         forms: A row for each form, where there are several.
         baseline: The accuracy of onnxruntime's own quantization, where it was compared.
@@ -78,6 +80,7 @@ class Evaluated:
     lacking: Sequence[WithoutKernel]
     speed: Speed | None
     slower: str | None
+    deployment: DeploymentPart
     imported: ImportedPart | None = None
     forms: Sequence[FormRow] = ()
     baseline: BaselinePart | None = None
@@ -106,6 +109,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "intervals": _intervals(evaluation),
         "doubts": list(inputs.doubts),
         "agreement": evaluation.agreement.as_dict(),
+        "deployment": evaluated.deployment,
         **free,
         **several,
         "data": {role: _data(record) for role, record in data.items()},

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.artifacts import read_json, read_npz, read_text
 from quantpipe.errors import ArtifactError, QuantpipeError
 from quantpipe.metrics.paired import holm, mcnemar, mean_interval, signed_rank
+from quantpipe.pipeline.best_run import Contender, best_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.types import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.version import __version__
@@ -97,14 +98,20 @@ def compare(runs: Sequence[Found]) -> CompareReport:
     whole = [run for run in runs if run.problem is None]
     labels = dict(zip(map(id, runs), _labels(), strict=False))
     comparable = len({run.evaluated_on for run in whole}) == 1 and len({_outputs_of(run) for run in whole}) == 1
-    best = min(whole, key=_rank) if whole and comparable else None
-    paired = [] if best is None else _paired(best, [run for run in whole if run is not best], labels)
     strategy, same = _strategy(whole)
     configuration = _configuration(runs)
+    names = dict(zip(map(id, runs), _names(runs, configuration), strict=True))
+    contenders = [Contender(labels[id(r)], names[id(r)], r.report, r.samples) for r in whole]
+    decided = best_of(contenders) if whole and comparable else None
+    best = next((run for run in whole if decided and labels[id(run)] == decided.label), None)
+    paired = [] if best is None else _paired(best, [run for run in whole if run is not best], labels)
     return {
         "version": __version__,
-        "runs": [_run(run, labels[id(run)], name) for run, name in zip(runs, _names(runs, configuration), strict=True)],
-        "best": None if best is None else labels[id(best)],
+        "runs": [_run(run, labels[id(run)], names[id(run)]) for run in runs],
+        "best": None if decided is None else decided.label,
+        "tied": [] if decided is None else list(decided.tied),
+        "by": None if decided is None else decided.by,
+        "verdict": None if decided is None else decided.verdict,
         "configuration": configuration,
         "strategy": strategy,
         "same_tensors": same,
@@ -151,8 +158,10 @@ def _run(run: Found, label: str, name: str) -> ComparedRun:
             },
             "float_nodes": model.get("float_nodes"),
             "cycles": (report.get("cost") or {}).get("cycles"),
-            "latency_ms": latency.get("realized_ms"),
-            "latency_ratio": latency.get("ratio"),
+            "latency_ms": None if latency.get("of") == "reference" else latency.get("realized_ms"),
+            "latency_ratio": None if latency.get("of") == "reference" else latency.get("ratio"),
+            "latency_ratio_low": None if latency.get("of") == "reference" else latency.get("ratio_low"),
+            "latency_ratio_high": None if latency.get("of") == "reference" else latency.get("ratio_high"),
             "differing": report["agreement"]["differing"],
             "evaluations": search.get("evaluations"),
             "search_seconds": search.get("seconds"),
@@ -173,15 +182,6 @@ def _labels() -> Iterator[str]:
     for length in count(1):
         for letters in product(string.ascii_uppercase, repeat=length):
             yield "".join(letters)
-
-
-def _rank(run: Found) -> tuple[bool, bool, float, float]:
-    """Return the sort key: equal integers and a met objective first; then accuracy, or KL without labels; then size."""
-    report, metrics = run.report, run.report["metrics"]["realized"]
-    right = metrics.get("top1")
-    worse = -right if right is not None else metrics["kl"] if metrics.get("kl") is not None else float("inf")
-    missed = bool((report.get("search") or {}).get("shortfall"))
-    return bool(report["agreement"]["differing"]), missed, worse, report["model"]["realized_bytes"]
 
 
 def _outputs_of(run: Found) -> tuple[Any, ...]:

@@ -151,6 +151,7 @@ def _evaluate(
         metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
         course=course,
         warn_sqnr_db=options.warn_sqnr_db,
+        runs_here=settings.spec.runs_here,
     )
     forms = compare_forms(
         stages.EvaluatedModel(job.graph, job.topology, plan, realized),
@@ -195,6 +196,7 @@ def _evaluate(
         lacking=lacking,
         speed=speed,
         slower=slower,
+        deployment=made.forms.deployment(job),
         imported=beside,
         forms=rows,
         baseline=beaten,

@@ -18,8 +18,9 @@ from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.context import RunContext
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, VENDOR, Provenance, inexact_on
+from quantpipe.realize.deployment import how_to_run, loading_code
 from quantpipe.realize.ship import Shipped, ship_text
-from quantpipe.types import FormRow, QuantPlan, Samples
+from quantpipe.types import DeploymentPart, FormRow, QuantPlan, Samples
 from quantpipe.version import __version__
 
 MODEL = "model.onnx"
@@ -57,13 +58,26 @@ class Forms:
         row = agreement_row(form, evaluation.agreement)
         return {**row, "latency_ms": evaluation.latency.get("realized_ms")}
 
+    def deployment(self, job: RunContext) -> DeploymentPart:
+        """Return how model.onnx is run, for the report."""
+        options, settings = carried(self.first.model), job.settings
+        return {
+            "file": MODEL,
+            "form": self.backend,
+            "options": options,
+            "sentence": how_to_run(MODEL, options, settings.spec),
+            "code": loading_code(MODEL, options, job.graph, self.made.preprocessing),
+            "command": settings.resume_command,
+            "files": [MODEL, *(name for form in self.beside for name in (tuple(form.files) or (form.file,)))],
+        }
+
     def ship(self, job: RunContext, plan: QuantPlan) -> str:
         """Return SHIP.md."""
         rows = [Shipped(self.backend, (MODEL,), carried(self.first.model))]
         for form in self.beside:
             options = carried(form.rendered.model) if form.rendered is not None else {}
             rows.append(Shipped(form.form, tuple(form.files) or (form.file,), options, form.inexact, form.howto))
-        return ship_text(job.graph, plan, self.made, rows)
+        return ship_text(job.graph, plan, rows, spec=job.settings.spec, made=self.made)
 
 
 def write_forms(job: RunContext, plan: QuantPlan, strategy: str) -> Forms:

@@ -111,12 +111,18 @@ def load(settings: Settings) -> Inputs:
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
     # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.
-    speaking = doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
+    found = doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
+    if found.wrong and splits.doubts == "stop":
+        raise DataError(
+            f"{found.said[0]}. The run stops here, since no later result would mean anything; dataset.doubts=go_on "
+            "continues",
+            stage="data",
+        )
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     norms = batch_norms(raw.graph.model) if settings.train.fold else {}
     norms = {name: norm for name, norm in norms.items() if name in graph.producers}
-    return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared, splits.train, norms)
+    return Inputs(graph, *parts, found.said, few_notes(splits.roles), compared, splits.train, norms)
 
 
 def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> bool:

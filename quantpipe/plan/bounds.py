@@ -70,12 +70,19 @@ def limit_of(builder: PlanBuilder, kernel: Kernel, bound: int) -> Limit | None:
     if accumulator.overflow is Overflow.NEVER:
         raise HardwareError(
             f"its sums may reach {bound}, and the {accumulator.label} accumulator holds {accumulator.qmax}. Give its "
-            "inputs or weights fewer bits, keep it in float with annotate.float_nodes, or set "
-            "hardware.accumulator.overflow (wrap or saturate) if the device allows such sums",
+            f"inputs or weights fewer bits, keep it in float with annotate.float_nodes,{_wider(kernel, accumulator)} "
+            "or set hardware.accumulator.overflow (wrap or saturate) if the device allows such sums",
             stage="plan",
             where=kernel.node,
         )
     return Limit(accumulator.dtype, accumulator.overflow, accumulator.bits)
+
+
+def _wider(kernel: Kernel, accumulator: Accumulator) -> str:
+    """Return the remedy of an op whose own accumulator is wider than the device's default; empty above 31 bits."""
+    if accumulator.width >= 32:
+        return ""
+    return f" declare `accumulator: int32` on the op {kernel.op} if the device adds its sums in 32 bits,"
 
 
 def refuse_overflow(builder: PlanBuilder, kernel: Kernel, bound: int) -> None:
@@ -87,7 +94,7 @@ def refuse_overflow(builder: PlanBuilder, kernel: Kernel, bound: int) -> None:
     if bound > accumulator.qmax:
         raise HardwareError(
             f"its sums may reach {bound}, the {accumulator.label} accumulator holds {accumulator.qmax}; give its "
-            "inputs fewer bits, or keep it in float with annotate.float_nodes",
+            f"inputs fewer bits,{_wider(kernel, accumulator)} or keep it in float with annotate.float_nodes",
             stage="plan",
             where=kernel.node,
         )

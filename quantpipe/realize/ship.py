@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantpipe.graph.view import Graph
+from quantpipe.realize.deployment import how_to_run, loading_code
 from quantpipe.realize.provenance import Provenance, port_numbers
-from quantpipe.realize.ship_samples import IDENTITY, feeds
-from quantpipe.types import QuantPlan, TensorInfo
+from quantpipe.realize.ship_samples import IDENTITY
+from quantpipe.types import HardwareSpec, QuantPlan, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Shipped:
     howto: str | None = None
 
 
-def ship_text(graph: Graph, plan: QuantPlan, made: Provenance, forms: Sequence[Shipped]) -> str:
+def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: HardwareSpec, made: Provenance) -> str:
     """Return SHIP.md, whose Python code runs in the folder of the files.
 
     `forms` begins with the form of model.onnx.
@@ -61,7 +62,11 @@ def ship_text(graph: Graph, plan: QuantPlan, made: Provenance, forms: Sequence[S
         lines += ["", f"Classes by index: {', '.join(made.class_names)}."]
     for form in forms:
         lines += ["", f"## Run {form.files[0]}", ""]
-        lines += [form.howto] if form.howto is not None else _python(graph, made.preprocessing, form)
+        if form.howto is not None:
+            lines += [form.howto]
+            continue
+        code = loading_code(form.files[0], form.options, graph, made.preprocessing)
+        lines += [f"{_capital(how_to_run(form.files[0], form.options, spec))}.", "", "```python", code, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -101,15 +106,5 @@ def _list(values: Any) -> str:
     return f"{found[0]:.9g}" if len(set(found)) == 1 else f"[{', '.join(f'{v:.9g}' for v in found)}]"
 
 
-def _python(graph: Graph, given: Mapping[str, Any], form: Shipped) -> list[str]:
-    """Return code that loads the file with its options, prepares one sample of zeros, and runs it."""
-    return [
-        "```python",
-        "import numpy as np, onnxruntime as ort",
-        "options = ort.SessionOptions()",
-        *(f'options.add_session_config_entry("{k}", "{v}")' for k, v in form.options.items()),
-        f'session = ort.InferenceSession("{form.files[0]}", options)',
-        feeds(graph, given),
-        "outputs = session.run(None, feeds)",
-        "```",
-    ]
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

@@ -41,8 +41,7 @@ TRT_HEADER = "TRT-8601-EntropyCalibration2"
 HOWTO = """These files are for the tools of other devices. They have the names of `model.float.onnx`, whose weights and
 biases are already on the plan's grid.
 
-- TensorRT: give `tensorrt.cache` to your `IInt8EntropyCalibrator2` in `read_calibration_cache`.
-- QNN: `qnn-onnx-converter --input_network model.float.onnx --quantization_overrides encodings.json`; AIMET:
+{cache}- QNN: `qnn-onnx-converter --input_network model.float.onnx --quantization_overrides encodings.json`; AIMET:
   `sim.load_encodings("encodings.json")`.
 - onnxruntime takes `tensor_quant_overrides.json` and samples (here one, of zeros), which do not change the result:
 
@@ -61,6 +60,9 @@ options = {{"TensorQuantOverrides": overrides, "ForceQuantizeNoInputCheck": True
 quantize_static("{FLOAT}", "model.ort.onnx", samples, per_channel=True, extra_options=options)
 ```
 """
+
+CACHE_HOWTO = "- TensorRT: give `tensorrt.cache` to your `IInt8EntropyCalibrator2` in `read_calibration_cache`.\n"
+"""Only where the cache is written: it holds symmetric int8 alone."""
 
 
 class Sidecars:
@@ -91,7 +93,9 @@ class Sidecars:
         files |= {} if cache is None else {CACHE: cache.encode()}
         files[ENCODINGS] = (json.dumps(encodings(plan), indent=1) + "\n").encode()
         files[OVERRIDES] = (json.dumps(tensor_quant_overrides(plan), indent=1) + "\n").encode()
-        said = HOWTO.format(feeds=feeds(graph, made.preprocessing), FLOAT=FLOAT)
+        said = HOWTO.format(
+            feeds=feeds(graph, made.preprocessing), FLOAT=FLOAT, cache="" if cache is None else CACHE_HOWTO
+        )
         return WrittenForm(files, {"files": len(files)}, said)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:

@@ -12,15 +12,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from quantpipe.metrics.paired import CHANCE
 from quantpipe.report import text
 from quantpipe.report.note import escaped
 from quantpipe.types import ComparedRun, CompareReport, PairedRow
 
 SHOWN_TENSORS = 2000
 """Rows of tensors on the page; compare.json has all."""
-CHANCE = 0.05
-"""Below it, a difference is called one that is more than chance."""
-
 FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "top1": ("top-1 accuracy", text.percent),
     "float_top1": ("float accuracy", text.percent),
@@ -34,6 +32,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "float_nodes": ("nodes in float", text.number),
     "latency_ms": ("latency, batch 1", text.milliseconds),
     "latency_ratio": ("latency, of float's", lambda value: text.number(value, 3)),
+    "latency_ratio_low": ("  lower quartile of the pairs", lambda value: text.number(value, 3)),
+    "latency_ratio_high": ("  upper quartile of the pairs", lambda value: text.number(value, 3)),
     "differing": ("elements that differ", text.number),
     "evaluations": ("candidates tried", text.number),
     "search_seconds": ("search", text.seconds),
@@ -57,11 +57,15 @@ def compared(report: Mapping[str, Any]) -> Group:
         best = run["label"] == report["best"]
         cells = [FIGURES[key][1](run["figures"].get(key)) for key in shown]
         row = paired.get(run["label"])
-        verdict = "no result" if run["problem"] else "best" if best else _short(row) if row else text.DASH
+        verdict = "no result" if run["problem"] else _crown(report) if best else _short(row) if row else text.DASH
         label = run["label"] + (MISSES if run["meets"] is False else "")
         p = _p(row["p_holm"]) if row else ""
         table.add_row(label, Text(run["name"]), *cells, verdict, p, style="bold" if best else None)
     return Group(table, *(Text(line, style="dim") for line in _below(report)))
+
+
+def _crown(report: Mapping[str, Any]) -> str:
+    return "tie" if report["tied"] else "best"
 
 
 HEADS = {
@@ -98,7 +102,8 @@ def _p(value: float) -> str:
 
 
 def _below(report: Mapping[str, Any]) -> list[str]:
-    lines = [f"{run['label']}  {run['where']}" for run in report["runs"]]
+    lines = [report["verdict"]] if report["verdict"] else []
+    lines += [f"{run['label']}  {run['where']}" for run in report["runs"]]
     lines += [f"{run['label']}: {run['problem']}" for run in report["runs"] if run["problem"]]
     if any(run["meets"] is False for run in report["runs"]):
         lines.append(f"{MISSES} misses its objective")
@@ -143,6 +148,7 @@ def compare_page(report: CompareReport) -> str:
         main=[(HEADS[key], {run["label"]: FIGURES[key][1](run["figures"].get(key)) for run in runs}) for key in shown],
         pointed=not report["paired"] or report["paired"][0]["only_best"] is not None,
         rows=rows,
+        crown=_crown(report),
         paired=paired,
         tests=tests_of(report),
         tensors=report["strategy"][:SHOWN_TENSORS],
@@ -168,7 +174,8 @@ def compare_note(report: CompareReport) -> str:
     for run in report["runs"]:
         best = run["label"] == report["best"]
         cells = [FIGURES[name][1](run["figures"].get(name)) for name in (key, "realized_bytes", "mean_weight_bits")]
-        said = run["problem"] or ("**best**" if best else beside(paired.get(run["label"])))
+        said = run["problem"] or (f"**{_crown(report)}**" if best else beside(paired.get(run["label"])))
         said = escaped(said) if run["problem"] else said
         lines.append("| " + " | ".join([run["label"], escaped(run["name"]), *cells, said]) + " |")
-    return "\n".join([*lines, "", *map(escaped, report["notes"]), "", "The whole comparison: artifact `compare.html`."])
+    notes = [*([report["verdict"]] if report["verdict"] else []), *report["notes"]]
+    return "\n".join([*lines, "", *map(escaped, notes), "", "The whole comparison: artifact `compare.html`."])

@@ -63,6 +63,8 @@ def _models(report: RunReport) -> Table:
         _add(table, "top-1 accuracy", *(text.percent(column.get("top1")) for column in metrics))
         intervals = report.get("intervals") or {}
         _add(table, "  95 % interval", *(text.interval(intervals.get(n)) for n in ("float", "simulated", "realized")))
+    if (alone := _part(report.get("metrics"), "default_session")).get("top1") is not None:
+        _add(table, "  in a default session", "", "", text.percent(alone["top1"]))
     if (error := text.squared_error(report)) is not None:  # KL means nothing where there are no class scores
         _add(table, "squared error / variance", "", "", text.number(error))
     else:
@@ -86,15 +88,20 @@ def _models(report: RunReport) -> Table:
         _add(table, "candidates / per second", "", _candidates(search), "")
     if latency:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
-        _add(table, "latency, batch 1", next(pair), "", next(pair))
+        here = "latency, batch 1" if latency.get("of") != "reference" else "latency of reference, this host"
+        _add(table, here, next(pair), "", next(pair))
+        if (quartiles := text.latency_quartiles(latency)) is not None:
+            _add(table, "  times float's, quartiles", "", "", quartiles)
     return table
 
 
 def _caption(report: RunReport, sentence: str, tone: str) -> Text:
-    """Return the verdict, and below it the sessions that it was taken in."""
-    found = Text(sentence, style=_TONES[tone])
-    sessions = text.sessions(report.get("agreement"))
-    return found.append(f"\n{sessions}", style="dim") if sessions else found
+    """Return the verdict, below it how the file is run, and the sessions that were compared."""
+    found, agreement = Text(sentence, style=_TONES[tone]), report.get("agreement")
+    if (how := text.how_to_run(report)) is not None:
+        found.append(f"\n{how}", style="default")
+    lines = [text.sessions(agreement, decide=decide) for decide in (True, False)]
+    return found.append("".join(f"\n{line}" for line in lines if line), style="dim")
 
 
 def _candidates(search: Mapping[str, Any]) -> str:

@@ -140,6 +140,48 @@ def milliseconds(value: Any) -> str:
     return f"{value:.3g} ms" if _is_number(value) else _other(value)
 
 
+def latency_ratio(latency: Any) -> str | None:
+    """Return how the realized model's latency compares with the float model's; None if the device runs elsewhere.
+
+    Where 1 is between the quartiles of the pairs' ratios, the text has no verdict.
+    """
+    found = _mapping(latency)
+    middle, low, high = (found.get(key) for key in ("ratio", "ratio_low", "ratio_high"))
+    if found.get("of") == "reference" or middle is None or not _is_number(middle) or middle <= 0:
+        return None
+    if low is None or high is None or not (_is_number(low) and _is_number(high)):
+        return times(middle, 1.0, "faster", "slower")
+    between = f"{number(low, 3)} to {number(high, 3)} times float's in half of the pairs"
+    if low <= 1 <= high:
+        return f"no clear difference, {between}"
+    return f"{times(middle, 1.0, 'faster', 'slower')}, {between}"
+
+
+def latency_quartiles(latency: Any) -> str | None:
+    """Return the quartiles of the pairs' ratios, "0.52 – 0.55"; None if unknown, or if the device runs elsewhere."""
+    found = _mapping(latency)
+    ends = [found.get(key) for key in ("ratio_low", "ratio_high")]
+    if found.get("of") == "reference" or not all(map(_is_number, ends)):
+        return None
+    return " – ".join(number(end, 3) for end in ends)
+
+
+def latency_conditions(report: RunReport) -> str | None:
+    """Return how latency was measured, and of what; None where it was not."""
+    found = _mapping(report.get("latency"))
+    if not _is_number(found.get("realized_ms")):
+        return None
+    threads = (
+        f", {number(found['threads'])} thread{'s' if found['threads'] > 1 else ''}" if found.get("threads") else ""
+    )
+    processor = f", {found['processor']}" if found.get("processor") else ""
+    how = f"medians of {number(found.get('runs'))} interleaved pairs of runs at batch 1{threads}{processor}"
+    if found.get("of") != "reference":
+        return f"Latency: {how}."
+    device = _mapping(report.get("run")).get("hardware") or "the device"
+    return f"Latency is of the reference form in onnxruntime on this host, not of {device}: {how}."
+
+
 def yes(value: Any) -> str:
     """Return a truth value as `yes` or `no`."""
     return ("yes" if value else "no") if isinstance(value, bool) else _other(value)
@@ -232,19 +274,44 @@ def _rounded(agreement: dict[str, Any]) -> str:
     return f"; besides, {' and '.join(said)} differ by the rounding of float32" if said else ""
 
 
-def sessions(agreement: Any) -> str | None:
-    """Return one sentence about the sessions that the realized model was compared in, and what differs in each.
+def sessions(agreement: Any, *, decide: bool) -> str | None:
+    """Return one sentence about sessions that the realized model was compared in, and what differs in each.
 
-    The result is None where they are not known.
+    `decide` selects those that decide, or the others. Without such sessions it returns None.
     """
     found = agreement.get("sessions") if isinstance(agreement, dict) else None
     rows = [row for row in found or () if isinstance(row, dict) and _is_number(row.get("differing"))]
+    rows = [row for row in rows if bool(row.get("decides", True)) is decide]
     if not rows:
         return None
     total: dict[str, list[str]] = {}
     for row in rows:
         total.setdefault(str(row.get("session")), []).append(_session(row))
-    return "sessions compared: " + "; ".join(f"{name} {' and '.join(parts)}" for name, parts in total.items())
+    head = "sessions compared: " if decide else "in other sessions, for information: "
+    return head + "; ".join(f"{name} {' and '.join(parts)}" for name, parts in total.items())
+
+
+def how_to_run(report: RunReport) -> str | None:
+    """Return how the file is run, and the accuracy of a default session where the file needs another one."""
+    deployment = _mapping(report.get("deployment"))
+    if not deployment.get("sentence"):
+        return None
+    return f"{deployment['sentence']}{_default_session(report)}"
+
+
+def _default_session(report: RunReport) -> str:
+    """Return what a default session would compute instead; empty where the file needs no other one."""
+    found = _mapping(_mapping(report.get("metrics")).get("default_session"))
+    if not found:
+        return ""
+    top1 = f"top-1 accuracy {percent(found['top1'])}, " if found.get("top1") is not None else ""
+    return f"; in a default session: {top1}SQNR {decibel(found.get('sqnr_db'))}"
+
+
+def capital(sentence: Any) -> str:
+    """Return a sentence with a capital letter first; other letters stay."""
+    said = str(sentence or "")
+    return said[:1].upper() + said[1:]
 
 
 def _session(row: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from quantpipe.tracking.protocol import FOLDER, Metrics
 from quantpipe.tracking.record import RecordFile
 from quantpipe.tracking.registry import check_aliases, check_name
 from quantpipe.tracking.setup import brief, make_client, within
-from quantpipe.tracking.tags import EXPERIMENT_TAGS, standard_tags
+from quantpipe.tracking.tags import EXPERIMENT_TAGS, VIEW, VIEW_TAG, standard_tags
 
 _log = logging.getLogger(__name__)
 _FAILURES_BEFORE_SILENCE = 2
@@ -39,6 +39,9 @@ _MADE_UP = re.compile(r"[a-z]+-[a-z]+-\d+")
 """A name that MLflow gives a run for which nobody gave one, such as big-perch-692."""
 _FAILURE = "quantpipe.failure"
 """The tag that says why a run failed."""
+
+DEFAULT_SERVER = "http://127.0.0.1:5000"
+"""Where `mlflow ui` serves a database."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class MlflowTracker:
         self._client: Any = None
         self._filing: Filing | None = None
         self._experiment = self.config.experiment
+        self._opened: str | None = None
         self._owned = self._ended = self._left_out = False
         self._failures = 0
         self._record = RecordFile(None)
@@ -117,6 +121,15 @@ class MlflowTracker:
     def ui_command(self) -> str | None:
         """Return the command that shows the store in a browser, or None if no command does."""
         return (self._address or address.resolve(self.config.uri, self.config.launch_folder)).ui_command
+
+    @property
+    def runs_page(self) -> str | None:
+        """Return the address of the table of runs, where `ui_command` serves it, with the columns that are compared."""
+        if self._opened is None or self._address is None:
+            return None
+        base = DEFAULT_SERVER if self._address.artifacts is not None else self._address.shown
+        page = f"experiments/{self._opened}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
+        return f"{base.rstrip('/')}/#/{page}"
 
     @property
     def incomplete(self) -> bool:
@@ -193,6 +206,7 @@ class MlflowTracker:
         run = self._reopened(store, tags, params) or self._client.create_run(experiment_id, run_name=name, tags=tags)
         self._filing = Filing(self._client, run, store, self._record, dict(run.data.params))
         self._owned = True
+        self._opened = str(experiment_id)
         self._record.begin(store.shown, self._experiment, self._filing.run_id)
 
     def _reopened(self, store: address.Address, tags: Mapping[str, str], params: Mapping[str, str]) -> Any:
@@ -243,6 +257,8 @@ class MlflowTracker:
                 stage="tracking",
                 where=self._where(),
             )
+        if VIEW_TAG not in found.tags:
+            self._client.set_experiment_tag(found.experiment_id, VIEW_TAG, EXPERIMENT_TAGS[VIEW_TAG])
         return str(found.experiment_id)
 
     def end(self, status: str = "FINISHED") -> None:

@@ -39,6 +39,11 @@ class Tracker(Protocol):
         ...
 
     @property
+    def runs_page(self) -> str | None:
+        """Return the address of the table of runs with the columns that are compared; None before `start`."""
+        ...
+
+    @property
     def incomplete(self) -> bool:
         """Return whether something of the run could not be sent."""
         ...
@@ -113,6 +118,7 @@ class NullTracker:
     run_id: str | None = None
     experiment: str | None = None
     ui_command: str | None = None
+    runs_page: str | None = None
     incomplete: bool = False
 
     def __init__(self, launch_folder: str | os.PathLike[str] = ".", parent_key: str | None = None) -> None: ...

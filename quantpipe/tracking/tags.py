@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import subprocess
 import sys
 from functools import cache
@@ -13,8 +14,24 @@ from quantpipe.tracking import clean
 
 _GIT_SECONDS = 5.0
 
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""The UI then opens an experiment as one of models, and does not ask for its kind."""
+VIEW = "quantpipe"
+"""The key under which an experiment has the columns of its table of runs."""
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+COMPARED = (
+    "realized/top1", "float/top1", "realized/kl", "model/realized_bytes", "model/mean_weight_bits", "latency/ratio",
+)  # fmt: skip
+TOLD_APART = ("hardware", "search", "model")
+COLUMNS = (
+    "attributes.`Created`",
+    *(f"metrics.`{name}`" for name in COMPARED),
+    *(f"params.`{name}`" for name in TOLD_APART),
+)
+"""Columns of the table: metrics first, then the few parameters that tell runs apart."""
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    VIEW_TAG: json.dumps({"selectedColumns": COLUMNS, "orderByKey": "attributes.start_time", "orderByAsc": False}),
+}
+"""The UI then opens an experiment as one of models, does not ask for its kind, and has a view of its runs."""
 
 
 def standard_tags(launch_folder: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, objects_of
+from quantpipe.types.deployment import DeploymentPart
 from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.dtype import DType
 from quantpipe.types.dumped import (
@@ -116,7 +117,6 @@ from quantpipe.types.reports import (
     DevicePart,
     FrontPart,
     GeneralizationPart,
-    LatencyPart,
     LeftOutPart,
     Metrics,
     ModelMetrics,
@@ -130,10 +130,10 @@ from quantpipe.types.reports import (
     RunPart,
     RunReport,
     SearchReport,
-    SpeedPart,
     by_model,
 )
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
+from quantpipe.types.speed import LatencyPart, SpeedPart
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
 from quantpipe.types.strategy_file import (
@@ -185,6 +185,7 @@ __all__ = [
     "DType",
     "DataPart",
     "Denominator",
+    "DeploymentPart",
     "DetectionsPart",
     "Device",
     "DevicePart",

@@ -45,11 +45,17 @@ class PairedRow(TypedDict):
 
 
 class CompareReport(TypedDict):
-    """How runs differ. `best`: the label of the best run, `null` where that is undecided."""
+    """How runs differ. `best`: the label of the best run, `null` where runs cannot be compared.
+
+    `tied`: runs that differ from it by chance only. `by`: what decides. `verdict`: the same in words, with the price.
+    """
 
     version: str
     runs: list[ComparedRun]
     best: str | None
+    tied: list[str]
+    by: str | None
+    verdict: str | None
     configuration: list[DifferenceRow]
     strategy: list[DifferenceRow]
     same_tensors: int

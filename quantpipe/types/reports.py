@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict, cast
 
 from quantpipe.types.baseline import BaselinePart
+from quantpipe.types.deployment import DeploymentPart
 from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
@@ -39,6 +40,7 @@ from quantpipe.types.report_rows import (
     ThresholdRuleRow,
     WithoutKernelRow,
 )
+from quantpipe.types.speed import LatencyPart, SpeedPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
 
@@ -213,11 +215,12 @@ class ModelMetrics(TypedDict):
 
 
 class Metrics(TypedDict):
-    """The three models side by side."""
+    """The three models side by side; `default_session`: the realized one without the session options it needs."""
 
     float: ModelMetrics
     simulated: ModelMetrics
     realized: ModelMetrics
+    default_session: NotRequired[ModelMetrics]
 
 
 def by_model(metrics: Metrics) -> Mapping[str, ModelMetrics]:
@@ -300,24 +303,6 @@ class CostPart(TypedDict):
     peak_activation_bytes: float
 
 
-class LatencyPart(TypedDict, total=False):
-    """Medians of interleaved runs at batch 1; empty where none were made."""
-
-    float_ms: float
-    realized_ms: float
-    ratio: float
-    ratio_low: float
-    runs: int
-
-
-class SpeedPart(TypedDict):
-    """The speed of the realized model, compared with the float one."""
-
-    by: Literal["latency", "cycles"]
-    ratio: float
-    slower: bool
-
-
 class ConversionsPart(TypedDict):
     """How many tensors change their form in a run."""
 
@@ -371,6 +356,7 @@ class RunReport(OptionalParts):
     intervals: dict[str, list[float]]
     doubts: list[str]
     agreement: AgreementPart
+    deployment: DeploymentPart
     data: dict[str, DataPart]
     generalization: GeneralizationPart | None
     calibrate: CalibratePart

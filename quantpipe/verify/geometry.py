@@ -48,12 +48,25 @@ def check_geometry(
             compared = (*WINDOW, "group") if "group" in claimed else WINDOW
         elif made.op_type == op and claimed:
             compared = sorted({*own, *claimed})
+        windowed = made.op_type in WINDOWED and op in WINDOWED
         for name in compared:
+            same = own.get(name) == claimed.get(name)
             expect(
-                own.get(name) == claimed.get(name),
+                same or (windowed and _by_default(name, own.get(name)) and _by_default(name, claimed.get(name))),
                 node,
                 f"{name} of {made.name} is {own.get(name)}, the certificate has {claimed.get(name)}",
             )
+
+
+def _by_default(name: str, value: Any) -> bool:
+    """Whether an attribute of a window is absent, or has the value that ONNX defines for an absent one."""
+    if value is None:
+        return True
+    if name in ("dilations", "strides"):
+        return all(step == 1 for step in value)
+    if name == "pads":
+        return not any(value)
+    return bool((name == "group" and value == 1) or (name == "auto_pad" and value == "NOTSET"))
 
 
 def _plain(value: Any) -> Any:

@@ -29,13 +29,14 @@ def made(where: str, **changes: Any) -> Found:
     run = {"hardware": "vta", "search": "uniform", "model_hash": "sha256:1", "schema": "a", **changes.pop("run", {})}
     metrics = {"top1": float(np.mean(right)), "kl": 0.1, "sqnr_db": 20.0}
     report = {
+        **changes.pop("more", {}),
         "version": quantpipe.__version__,
         "run": run,
         "metrics": {"float": {"top1": 0.99}, "realized": metrics},
         "model": {"realized_bytes": changes.pop("size", 1000), "mean_weight_bits": 8.0, "mean_activation_bits": 8.0},
         "agreement": {"differing": changes.pop("differing", 0)},
         "data": {"evaluate": {"digest": changes.pop("digest", "sha256:e")}},
-        "search": {"shortfall": changes.pop("shortfall", None)},
+        "search": {"shortfall": changes.pop("shortfall", None), **changes.pop("search", {})},
         "choices": changes.pop("choices", []),
     }
     label = np.zeros(len(right), np.int64)
@@ -60,11 +61,67 @@ def test_the_best_holds_its_integers_and_meets_its_objective() -> None:
     assert compare(runs)["best"] == "D"
 
 
+def test_equal_runs_are_a_tie_and_none_of_them_is_called_the_best() -> None:
+    report = compare([made("0"), made("1"), made("2", right=np.arange(200) >= 40)])
+    assert report["best"] == "A" and report["tied"] == ["B"]
+    assert report["verdict"] == "A and B have equal results. Price of A: 1,000 bytes."
+    for shown in (printed(report), compare_page(report), compare_note(report)):
+        assert "A and B have equal results" in shown and "is the best" not in shown
+
+
+def test_by_chance_only_the_smallest_is_taken_and_its_price_is_named() -> None:
+    """One sample of 200 more is chance (p = 1): it makes no run the best that is larger and slower."""
+    slow = {"latency": {"realized_ms": 6.0, "of": "device"}}
+    quick = {"latency": {"realized_ms": 1.0, "of": "device"}}
+    one = np.arange(200) != 7
+    runs = [
+        made("quick", right=one, more=quick),
+        made("slow", size=2000, more=slow),
+        made("small", right=one, size=900),
+    ]
+    report = compare(runs)
+    assert report["best"] == "C" and report["tied"] == ["B", "A"]
+    assert "differ by chance only" in str(report["verdict"]) and "C is the smallest" in str(report["verdict"])
+    clear = np.arange(200) >= 40
+    report = compare([made("quick", right=clear, more=quick), made("slow", size=2000, more=slow)])
+    assert report["best"] == "B" and report["tied"] == []
+    assert report["verdict"] == (
+        "B is the best by top-1 accuracy (the value's p is at most 1.8e-12). Price of B: 2,000 bytes, 6 ms (the "
+        "smallest is A with 1,000, the fastest is A with 1 ms)."
+    )
+
+
+def test_the_objective_decides_its_cost_on_one_device_and_its_loss_otherwise() -> None:
+    """By accuracy the first would win; the objective asks for the lowest cost within a tolerance."""
+    objective = {"form": "least_cost_within_tolerance", "metric": "auto", "cost": "bops"}
+    few = np.arange(200) >= 40
+    runs = [
+        made("right", search=objective, more={"cost": {"bops": 20.0}}),
+        made("cheap", search=objective, more={"cost": {"bops": 10.0}}, right=few),
+    ]
+    report = compare(runs)
+    assert report["best"] == "B" and report["by"] == "the lowest bops, then the smallest loss"
+    elsewhere = made("c", search=objective, more={"cost": {"bops": 1.0}}, run={"hardware": "ort_cpu"}, right=few)
+    elsewhere.samples["loss"][:] = 0.2  # type: ignore[index]
+    report = compare([runs[0], elsewhere])
+    assert report["best"] == "A" and report["by"] == "the smallest loss"
+
+
+def test_a_latency_of_a_reference_form_is_not_compared() -> None:
+    reference = {"latency": {"realized_ms": 82.4, "ratio": 40.0, "of": "reference"}}
+    here = {"latency": {"realized_ms": 2.0, "ratio": 0.9, "ratio_low": 0.7, "ratio_high": 1.2, "of": "device"}}
+    report = compare([made("vta", more=reference), made("ort", more=here, run={"hardware": "ort_cpu"})])
+    assert [run["figures"]["latency_ms"] for run in report["runs"]] == [None, 2.0]
+    assert report["runs"][1]["figures"]["latency_ratio_high"] == 1.2
+    assert "82.4" not in compare_page(report) and "82.4" not in printed(report)
+
+
 def test_a_difference_that_is_more_than_chance_and_one_that_is_not() -> None:
     runs = [made("all"), made("one", right=np.arange(200) != 7), made("many", right=np.arange(200) >= 40)]
     report = compare(runs)
     one, many = report["paired"]
     assert (one["only_best"], one["only_this"], one["p"]) == (1, 0, 1.0)
+    assert report["tied"] == ["B"]
     assert many["only_best"] == 40 and many["p_holm"] < 1e-6 and many["difference"] == pytest.approx(-0.2)
     words = {row["label"]: beside(row) for row in report["paired"]}
     assert "may be chance" in words["B"] and "p < 0.001" in words["C"] and "chance" not in words["C"]

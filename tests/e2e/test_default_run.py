@@ -104,7 +104,11 @@ def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> No
     assert report["float_nodes"] == report["rescales"] == report["warnings"] == []
     assert report["host"] is None and "VNNI" not in default_run.result.err
     assert {"tensor", "sqnr_db", "rounding", "saturation", "overflow"} <= set(report["layers"][0])
-    assert all(math.isfinite(v) and v > 0 for v in report["latency"].values())
+    latency = report["latency"]
+    assert latency["of"] == "device" and latency["processor"]
+    numbers = {key: value for key, value in latency.items() if key not in ("of", "processor")}
+    assert all(math.isfinite(v) and v > 0 for v in numbers.values())
+    assert report["deployment"]["options"] == {} and "default_session" not in report["metrics"]
     assert report["run"]["samples"] == 607
 
 

@@ -50,6 +50,12 @@ def test_a_forgotten_scale_is_the_first_thing_that_is_said(program: Program) -> 
     result = program.run(
         "dataset=npz", source, "dataset.preprocess.mean=-900", "objective.tolerance=1e-9", "objective=mse"
     )
+    assert result.code == 2 and not (result.folder / "precision").exists()
+    assert "Check dataset.preprocess first" in result.paragraph and "dataset.doubts=go_on" in result.paragraph
+    result = program.run(
+        "dataset=npz", source, "dataset.preprocess.mean=-900", "objective.tolerance=1e-9", "objective=mse",
+        "dataset.doubts=go_on",
+    )  # fmt: skip
     assert result.code == 0, result.err
     first = next(line for line in result.err.splitlines() if line.startswith("warning: "))
     assert (

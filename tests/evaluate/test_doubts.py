@@ -49,7 +49,7 @@ def graph_of(path: Path, samples: Any) -> Graph:
 def said(path: Path, dataset: Any, ports: list[TensorInfo], classes: int | None) -> tuple[str, ...]:
     samples = dataset.splits(ports, classes, 0).search
     graph = graph_of(path, samples)
-    return doubts(graph, samples, graph.outputs[0].name, None)
+    return doubts(graph, samples, graph.outputs[0].name, None).said
 
 
 @pytest.mark.parametrize("scale", [1, 16])
@@ -58,6 +58,18 @@ def test_digits_that_are_scaled_wrong_are_noticed_and_right_ones_are_not(scale: 
     assert said(DIGITS, DigitsDataset(), port, 10) == ()
     found = said(DIGITS, DigitsDataset(preprocess={"scale": 16 * scale, "mean": 99}), port, 10)
     assert found and "dataset.preprocess" in found[0] and "the float model itself is right on" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "wrong"),
+    [({"scale": "1/16"}, False), ({"scale": 16, "mean": 99}, True), ({"scale": "1/16", "mean": 6}, False)],
+)
+def test_only_guessing_on_inputs_far_outside_is_called_wrong(preprocess: dict[str, Any], wrong: bool) -> None:
+    """Inputs from -6 to -5 give guesses, and are within what prepared inputs may be: a warning is enough."""
+    samples = DigitsDataset(preprocess=preprocess).splits(IMAGE, 10, 0).search
+    graph = graph_of(DIGITS, samples)
+    found = doubts(graph, samples, graph.outputs[0].name, None)
+    assert found.wrong is wrong and (found.said != () or not wrong)
 
 
 def with_norm(path: Path, mean: float, deviation: float) -> Path:

@@ -20,7 +20,7 @@ def test_batch_by_batch_is_what_the_metrics_say_of_all() -> None:
     o = (r + 0.1 * rng.standard_normal(r.shape)).astype(np.float32)
     sums = Nearness()
     for start in range(0, 23, 5):
-        sums.add(r[start : start + 5], o[start : start + 5])
+        sums.add(r[start : start + 5], o[start : start + 5], 5)
     row = sums.entry("y")
     assert row["sqnr_db"] == pytest.approx(sqnr_db(r, o)) and row["mse"] == pytest.approx(relative_mse(r, o))
     flat = [(a.ravel().astype(float), b.ravel().astype(float)) for a, b in zip(r, o, strict=True)]
@@ -121,3 +121,9 @@ def test_scores_that_are_as_accurate_are_not_warned_of() -> None:
     assert [lost.output for lost in below(rows, 15.0)] == ["scores", "boxes"]
     assert is_accurate(0.8, 0.79) and is_accurate(0.8, 0.9) and not is_accurate(0.8, 0.78)
     assert not is_accurate(None, None) and not is_accurate(0.8, None), "without labels nothing is known"
+
+
+def test_rows_that_are_no_samples_are_not_counted_as_such() -> None:
+    """29 boxes of 24 samples are of another number: at most all 24 samples differ, not 29."""
+    row = nearness_of("boxes", np.ones((29, 7)), np.ones((31, 7)), samples=24)
+    assert row["other_shape"] == 24

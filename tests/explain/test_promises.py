@@ -78,7 +78,7 @@ def test_what_recovery_did_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.program
 def test_wrong_preprocessing_is_said_first(tmp_path: Path) -> None:
-    wrong = DigitsDataset(preprocess={"scale": "1/16", "mean": 40})
+    wrong = DigitsDataset(preprocess={"scale": "1/16", "mean": 40}, doubts="go_on")
     result = run(wrong, tmp_path / "run")
     answer = quantpipe.explain(result.folder, wrong, culprits=1)
     assert answer["doubts"]

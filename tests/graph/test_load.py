@@ -181,7 +181,7 @@ def refused(path: Path) -> str:
 
 def test_bad_files_are_refused_in_one_paragraph(tmp_path: Path) -> None:
     assert "there is no such file; model.path must name an ONNX model" in refused(tmp_path / "none.onnx")
-    assert "there is no such file" in refused(tmp_path)
+    assert "this is a folder; give the .onnx file" in refused(tmp_path)
     empty, text, cut = (tmp_path / n for n in ("empty.onnx", "text.onnx", "cut.onnx"))
     empty.write_bytes(b"")
     assert "the file holds no graph" in refused(empty) or "not a readable ONNX model" in refused(empty)

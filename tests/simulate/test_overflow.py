@@ -173,7 +173,10 @@ def test_a_wrap_at_another_bit_is_found(tmp_path: Path) -> None:
 
 def test_plans_respect_the_width_they_may_not_leave() -> None:
     made = with_signs(residual(), hardware("hago_int16_acc", accumulator={"bits": 18, "overflow": "never"}))
-    with pytest.raises(HardwareError, match=r"front: its sums may reach \d+, and the int18 accumulator holds 131071"):
+    with pytest.raises(
+        HardwareError,
+        match=r"front: its sums may reach \d+, and the int18 accumulator holds 131071.*`accumulator: int32` on the op",
+    ):
         made.plan(8)
     plan = made.plan(5)
     assert all(getattr(k, "limit", None) is None and getattr(k, "bound", 0) <= 131071 for k in plan.kernels.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from quantpipe.tracking import FOLDER, MlflowTracker, finish_sweep
+from quantpipe.tracking.tags import COMPARED
 from tests.report.browser import driver
 from tests.tracking.test_mlflow_tracker import client
 
@@ -88,6 +90,29 @@ def test_a_sweep_in_the_pages_of_mlflow(launch: Path, tmp_path: Path, server: st
             ask("POST", "url", {"url": f"{server}/#/{page}"})
             missing = _missing(ask, words)
             assert not missing, (page, missing)
+
+
+@pytest.mark.slow
+def test_the_table_of_runs_shows_what_is_compared_at_1700_pixels(launch: Path, tmp_path: Path, server: str) -> None:
+    """Metrics come before parameters, and each column lies inside the window; a picture of it is not empty."""
+    with MlflowTracker(launch_folder=launch, parent_key=None) as tracker:
+        tracker.start("one", {"hardware": "vta", "search": "greedy", "model": "m", "seed": 0, "schema": "a"}, {})
+        tracker.log_metrics(dict.fromkeys((*COMPARED, "search/seconds", "cost/cycles"), 0.5))
+    page = str(tracker.runs_page)
+    script = (
+        "return [...document.querySelectorAll('.ag-header-cell')].map(e => "
+        "[e.innerText.trim(), e.getBoundingClientRect().x, e.getBoundingClientRect().right])"
+    )
+    with driver((1700, 950)) as ask:
+        ask("POST", "url", {"url": f"{server}/{page.partition('/')[2].partition('/')[2].partition('/')[2]}"})
+        assert not _missing(ask, ("matching runs", "realized/top1"))
+        cells = sorted(ask("POST", "execute/sync", {"script": script, "args": []}), key=lambda cell: cell[1])
+        picture = base64.b64decode(ask("GET", "screenshot"))
+    shown = [name for name, _, _ in cells]
+    assert {*COMPARED, "hardware", "model"} <= {*shown} and not {"seed", "schema", "cost/cycles"} & {*shown}
+    assert max(shown.index(name) for name in COMPARED) < shown.index("hardware")
+    assert max(right for name, _, right in cells if name in COMPARED) <= 1700
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
 
 
 def _missing(ask: Any, words: tuple[str, ...]) -> list[str]:

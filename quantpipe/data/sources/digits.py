@@ -72,6 +72,7 @@ class DigitsDataset:
     samples: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=lambda: {"scale": "1/16"})
     force_few: bool = False
+    doubts: str = "stop"
 
     def __post_init__(self) -> None:
         refuse_other_than_sections(self)
@@ -92,7 +93,7 @@ class DigitsDataset:
         share = self.search.get("share", DEFAULT_SHARE)
         evaluate, search = set_aside(SamplePart(source, held_out), share, np.random.default_rng(SEARCH_SEED))
         parts = {"calibrate": SamplePart(source, train), "search": search, "evaluate": evaluate}
-        handling = Handling(force_few=self.force_few)
+        handling = Handling(force_few=self.force_few, doubts=self.doubts)
         return build(
             parts, self.samples, Preprocess.of(self.preprocess), inputs, classes=outputs_classes, handling=handling
         )

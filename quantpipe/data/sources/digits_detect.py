@@ -100,6 +100,7 @@ class DigitsDetectDataset:
     samples: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=lambda: {"scale": "1/255"})
     force_few: bool = False
+    doubts: str = "stop"
 
     def __post_init__(self) -> None:
         refuse_other_than_sections(self)
@@ -123,5 +124,5 @@ class DigitsDetectDataset:
             where = f"the scenes of digits ({role})"
             source = MemorySource(where, pictures, None, SourceLayout.NHWC, objects=objects)
             parts[role] = SamplePart(source, np.arange(count))
-        handling = Handling(force_few=self.force_few)
+        handling = Handling(force_few=self.force_few, doubts=self.doubts)
         return build(parts, self.samples, Preprocess.of(self.preprocess), inputs, classes=None, handling=handling)

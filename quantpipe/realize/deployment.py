@@ -1,0 +1,45 @@
+"""Describe how onnxruntime runs a written file: its session options in words, and code that loads it.
+
+SHIP.md, the report, the page, the terminal and Python results show these texts and make none of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantpipe.graph.session_options import WITHOUT
+from quantpipe.graph.view import Graph
+from quantpipe.realize.ship_samples import feeds
+from quantpipe.types import HardwareSpec
+
+
+def how_to_run(file: str, options: Mapping[str, str], spec: HardwareSpec) -> str:
+    """Return in one or two sentences which session options of onnxruntime a file needs, and what they are for."""
+    run = f"run {file} in onnxruntime" if spec.runs_here else f"to compare with {spec.name}, run {file} in onnxruntime"
+    if not options:
+        return f"{run} with its default session options; every processor computes the searched integers"
+    asked = ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
+    lost = "; ".join(WITHOUT[key] for key in sorted(options) if key in WITHOUT)
+    several = "options" if len(options) > 1 else "option"
+    return f"{run} with the session {several} {asked}{f' ({lost})' if lost else ''}"
+
+
+def loading_code(file: str, options: Mapping[str, str], graph: Graph, given: Mapping[str, Any]) -> str:
+    """Return Python that loads a file with its options and runs one sample of zeros, in the folder of the file.
+
+    `given` is the preprocessing of a raw sample.
+    """
+    asked = [f'options.add_session_config_entry("{k}", "{v}")' for k, v in options.items()]
+    session = (
+        ["options = ort.SessionOptions()", *asked, f'session = ort.InferenceSession("{file}", options)']
+        if options
+        else [f'session = ort.InferenceSession("{file}")']
+    )
+    lines = [
+        "import numpy as np, onnxruntime as ort",
+        *session,
+        feeds(graph, given),
+        "outputs = session.run(None, feeds)",
+    ]
+    return "\n".join(lines)

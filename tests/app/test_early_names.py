@@ -1,0 +1,115 @@
+"""Mistyped names are answered before anything heavy is imported, in the words of the whole program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantpipe.app.early_names import wrong_name
+from quantpipe.early import missing_file
+from quantpipe.errors import ModelError
+from quantpipe.foreign_formats import FORMATS, foreign_format
+from quantpipe.graph.io import read_model
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("numpy", "onnx", "onnxruntime", "scipy", "mlflow", "rich", "jinja2", "quantpipe.pipeline")
+
+WRONG = {
+    ("hardware=vtb",): "hardware: has no option 'vtb' (did you mean 'vta'?)",
+    ("search.max_evaluation=3",): "search.max_evaluation: is no key (did you mean 'search.max_evaluations'",
+    ("hardwre=vta",): "hardwre: is no key (did you mean 'hardware'",
+    ("command=chek",): "command: is 'chek' (did you mean 'check'?)",
+    ("-m", "hardware=vta,vtb"): "hardware: has no option 'vtb'",
+    ("experiment=vta_digit",): "experiments: has no option 'vta_digit' (did you mean 'vta_digits'",
+    ("search=1",): "search: is '1'; legal is the name of an option",
+    ("search.max_evaluations=[3",): "no viable alternative",
+}
+RIGHT = (
+    ("hardware=vta", "search=greedy"),
+    ("-m", "hardware=ort_cpu,vta", "search=greedy,random"),
+    ("experiment=vta_digits",),
+    ("hardware.weights.bits=4",),
+    ("realize=[qdq,c]",),
+    ("~tracking",),
+    ("--config-dir", "elsewhere", "hardware=mine"),
+    ("model.path=a.onnx", "dataset=npz", "dataset.path=b.npz", "dataset.preprocess.mean=[1,2,3]"),
+    ("+model.fixed.rate=16000",),
+    ("tracking.uri=http://user:secret@host",),
+)
+
+
+@pytest.mark.parametrize("arguments", list(WRONG))
+def test_a_mistyped_name_is_answered(arguments: tuple[str, ...]) -> None:
+    found = wrong_name(arguments)
+    assert found is not None and found.startswith(WRONG[arguments])
+
+
+@pytest.mark.parametrize("arguments", RIGHT)
+def test_right_and_doubtful_names_go_on(arguments: tuple[str, ...]) -> None:
+    assert wrong_name(arguments) is None
+
+
+def started(*arguments: str) -> tuple[int, str, list[str]]:
+    """Exit code, output and the heavy modules that were imported."""
+    code = (
+        "import sys, json, atexit\n"
+        f"atexit.register(lambda: sys.stdout.write('\\n' + json.dumps([m for m in {HEAVY} if m in sys.modules])))\n"
+        f"sys.argv = ['run.py', *{list(arguments)}]\n"
+        "from quantpipe.start import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    out, _, modules = done.stdout.rpartition("\n")
+    return done.returncode, out + done.stderr, json.loads(modules)
+
+
+@pytest.mark.parametrize("arguments", [("hardware=vtb",), ("search.max_evaluation=3",), ("command=chek",)])
+def test_nothing_heavy_is_imported_for_a_typo(arguments: tuple[str, ...]) -> None:
+    """A second is the aim; what is imported does not depend on how busy the machine is."""
+    code, text, heavy = started(*arguments)
+    assert code == 2 and text.count("error: ") == 1 and heavy == []
+
+
+def test_version_is_that_of_quantpipe() -> None:
+    code, text, heavy = started("--version")
+    assert code == 0 and text.startswith("quantpipe ") and heavy == []
+
+
+@pytest.mark.parametrize("suffix", list(FORMATS))
+def test_a_model_of_another_format_is_named_with_the_command_that_exports_it(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"m{suffix}"
+    path.write_bytes(b"some bytes")
+    what, _ = FORMATS[suffix]
+    said = missing_file([f"model.path={path}"], tmp_path)
+    assert said is not None and f"this is {what}, not an ONNX model" in said and "export it first: " in said
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        read_model(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"\x1c\0\0\0TFL3abcd", "a TensorFlow Lite model"),
+        (b"\x89HDF\r\n\x1a\n", "a Keras model"),
+        (b"PK\x03\x04archive/data.pkl", "a PyTorch file"),
+        (b"PK\x03\x04other", "a zip archive"),
+    ],
+)
+def test_the_content_decides_where_the_suffix_does_not(content: bytes, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    assert what in str(foreign_format(path))
+
+
+def test_folders_are_named_as_what_they_are(tmp_path: Path) -> None:
+    assert foreign_format(tmp_path) == "this is a folder; give the .onnx file"
+    (tmp_path / "net.onnx").write_bytes(b"")
+    assert "it has net.onnx" in str(foreign_format(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert "Hugging Face" in str(foreign_format(tmp_path))
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    assert "SavedModel" in str(foreign_format(tmp_path))
+    assert foreign_format(tmp_path / "net.onnx") is None
