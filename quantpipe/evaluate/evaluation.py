@@ -16,20 +16,23 @@ from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.lossy import loss_warnings, shape_warnings
-from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
+from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
+from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, concurrency, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
+from quantpipe.metrics.kinds import watched_outputs
 from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples, rows_of
+from quantpipe.metrics.sample_figures import Watched
 from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
@@ -75,7 +78,13 @@ class Evaluation:
     lossy: Sequence[str] = ()
     accurate: str | None = None
     per_sample: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    groups: JudgedGroups = field(default_factory=JudgedGroups, repr=False)
     detections: DetectionsPart | None = None
+
+    @property
+    def hidden(self) -> list[str]:
+        """Return what averages hide, in sentences: to be said before all other warnings."""
+        return list(self.groups.warnings)
 
     @property
     def warnings(self) -> list[str]:
@@ -99,6 +108,9 @@ class Sizes:
     latency_runs: int
     latency_seconds: float
 
+
+FACTS = "facts of the samples"
+"""The place of `facts_of` among the float model's outputs, a name that no output has."""
 
 PHASES = 9
 """Of an evaluation: five runs of models over a split, two comparisons, overflows and the latency. One more where the
@@ -155,7 +167,9 @@ def evaluate(
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, size=graph.batch_size, names=names)
-    reference = checked_reference(*run("float model", session, samples), data.compared, samples=len(samples))
+    own, known = run("float model", session, samples, names=(*names, FACTS))
+    facts = SampleFacts.of(np.asarray(own.pop(FACTS)), samples)
+    reference = checked_reference(own, known, data.compared, samples=len(samples))
     if seen is None:
         again = run("float model on search samples", session, chosen_by)
         seen = checked_reference(*again, data.compared, samples=len(chosen_by))
@@ -173,8 +187,13 @@ def evaluate(
     found = outputs[names[0]]
     same = first_samples(reference, len(few), len(samples))
     free = free_running(session, few, same)
-    rows = _every_output(graph, session, few, course)
-    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]))]
+    watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
+    figures = _every_output(graph, session, few, course, watched) or [
+        figures_of_output(
+            names[0], same.outputs, found, parts_of(graph, names[0]), watched.get(names[0]), samples=len(few)
+        )
+    ]
+    rows = [one.row for one in figures]
     del session
     release_memory()
     carried = None
@@ -201,6 +220,7 @@ def evaluate(
         outputs=rows,
         accurate=accurate,
         per_sample=per_sample(same, found),
+        groups=judged_groups(figures, facts.first(len(few)), warn_sqnr_db),
         detections=judge.part(),
         lossy=[
             *loss_warnings(
@@ -222,13 +242,18 @@ def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Calla
     return partial(Session, threads=threads)
 
 
-def _every_output(graph: Graph, realized: Session, samples: Samples, course: EvaluationProgress) -> list[OutputRow]:
-    """Return the accuracy of each output, if there are several; a single output's values are known."""
+def _every_output(
+    graph: Graph, realized: Session, samples: Samples, course: EvaluationProgress, watched: Mapping[str, Watched]
+) -> list[OutputFigures]:
+    """Return the figures of each output, if there are several; a single output's values are known."""
     if len(graph.outputs) == 1:
         return []
     return course.result(
-        "every output", lambda some: nearness(graph, realized, some), samples, list[OutputRow]
-    )  # fmt: skip
+        "every output",
+        lambda some: figures_of_outputs(graph, realized, some, watched),
+        samples,
+        lambda plain: [OutputFigures.from_dict(one) for one in plain],
+    )
 
 
 def _outputs(
@@ -241,11 +266,11 @@ def _outputs(
     size: int,
     names: Sequence[str],
 ) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
-    """Return some outputs of a model over a split, by name, and the labels."""
+    """Return some outputs of a model over a split, by name, and the labels; `FACTS` means those of the samples."""
 
     def run(batch: Batch) -> list[NDArray[Any]]:
-        found = session.run({**batch.inputs, **(extra or {})}, list(names))
-        return [found[name] for name in names]
+        found = session.run({**batch.inputs, **(extra or {})}, [n for n in names if n != FACTS])
+        return [facts_of(batch) if n == FACTS else found[n] for n in names]
 
     outputs, labels = course.several(name, run, samples, size)
     return dict(zip(names, outputs, strict=True)), labels

@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.answers import answers_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
+from quantpipe.metrics.reference import Compared
+from quantpipe.metrics.sample_figures import Watched
 from quantpipe.oprules.parts import parts_of
 from quantpipe.oprules.scores import is_scores
 
@@ -69,6 +72,18 @@ def automatic(
             where=_WHERE,
         )
     return tuple(found)
+
+
+def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bool) -> dict[str, Watched]:
+    """Return what is counted of each output that holds answers, besides its noise; `main`: the one of the labels."""
+    kinds = {loss.output: loss.kind for loss in compared.losses}
+    found = {}
+    for output in graph.outputs:
+        kind = kinds.get(output.name) or kind_of(graph, output.name, labelled and output.name == main)
+        answers = answers_of(graph, output.name, kind)
+        if answers is not None:
+            found[output.name] = Watched(answers, divergence=kind is LossKind.KL)
+    return found
 
 
 def _per_sample(graph: Graph, output: str) -> bool:

@@ -17,11 +17,14 @@ from quantpipe.metrics.average_precision import Detections, mean_average_precisi
 from quantpipe.metrics.detections import DetectionLayout, matches
 from quantpipe.metrics.losses import LossKind, OutputLoss, joint_loss, only_kl
 from quantpipe.metrics.outputs import all_finite, cosine_similarity, kl_divergence, relative_mse, top1
-from quantpipe.types import Outputs, Samples
+from quantpipe.types import Outputs, Samples, groups_of
 
 ValueOf = Callable[[Any, Any, NDArray[np.int64] | None], float]
 """A user's objective: (the float model's outputs, the candidate's outputs, labels or None) -> float, greater is
 better. Both outputs are those of one output, or mappings of all of them by name (`Compared.named`)."""
+
+WORST = "worst"
+"""Among metrics, the value over the worst samples (`objective.over`)."""
 
 Found = Outputs | Mapping[str, Outputs]
 """What a model gave over some samples: its one output that is compared, or several by name."""
@@ -33,7 +36,7 @@ class Compared:
 
     `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged in
     addition. `value_of` is an objective of the user's; `named`: it gets every output of the model. `detections`: the
-    layout of boxes and scores, where the model is a detector.
+    layout of boxes and scores, where the model is a detector. `metric` and `over` are the objective's.
     """
 
     output: str | None = None
@@ -41,6 +44,26 @@ class Compared:
     value_of: ValueOf | None = None
     named: bool = False
     detections: DetectionLayout | None = None
+    metric: str = "auto"
+    over: str = "mean"
+
+    def judged(self, samples: Samples) -> JudgedOver | None:
+        """Return which of the samples judge a candidate (`objective.over`); None for the mean of all.
+
+        Raises ConfigError where the samples have no groups.
+        """
+        if self.over == "mean":
+            return None
+        if self.over == "worst_decile":
+            return JudgedOver(self.metric, len(samples))
+        groups = groups_of(samples)
+        if groups is None:
+            raise ConfigError(
+                f"is {self.over}, and the samples have no groups; give dataset.groups, or objective.over=worst_decile",
+                stage="search",
+                where="objective.over",
+            )
+        return JudgedOver(self.metric, len(samples), groups)
 
     def names(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs that are needed, of those that a model has: the one of the metrics first."""
@@ -50,12 +73,48 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
+class JudgedOver:
+    """Say which samples judge a candidate instead of all: the worst tenth, or the worst group.
+
+    `metric`: auto, kl, mse or accuracy. `groups` `[N]` is the group of each sample, None for the worst tenth.
+    """
+
+    metric: str
+    samples: int
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)
+
+    def value(self, reference: Reference, outputs: Found) -> float:
+        """Return the mean value of the worst samples: minus a loss, or an accuracy."""
+        values = self._values(reference, outputs)
+        if self.groups is None:
+            return float(np.mean(np.sort(values)[: max(1, self.samples // 10)]))
+        return min(float(np.mean(values[self.groups == name])) for name in np.unique(self.groups))
+
+    def _values(self, reference: Reference, outputs: Found) -> NDArray[np.float64]:
+        """Return the value of each sample, `[N]`."""
+        main = reference.main(outputs)
+        if self.metric == "accuracy":
+            if reference.labels is None or isinstance(main, tuple) or main.ndim != 2:
+                return np.full(self.samples, np.nan)
+            return np.asarray(main.argmax(axis=1) == reference.labels, dtype=np.float64)
+        kinds = {"kl": LossKind.KL, "mse": LossKind.MSE}
+        if self.metric in kinds or not reference.losses:
+            losses: Sequence[OutputLoss] = [OutputLoss(reference.output, kinds.get(self.metric, LossKind.KL))]
+            factor = losses[0].factor
+        else:
+            losses, factor = reference.losses, 1.0
+        own, every = reference.every(reference.found), reference.every(outputs)
+        each = [loss.each(own[loss.output], every[loss.output], self.samples) for loss in losses]
+        return np.asarray(-np.max(each, axis=0) / factor)
+
+
+@dataclass(frozen=True, eq=False)
 class Reference:
     """Hold what the float model gives, to compare others with it.
 
     It is one output `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own objective, and
     the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by name; `losses`,
-    `named`, `detections`: as in `Compared`.
+    `named`, `detections`: as in `Compared`. `over`: the samples that judge candidates, None for the mean of all.
     """
 
     outputs: Outputs = field(repr=False)
@@ -66,6 +125,7 @@ class Reference:
     others: Mapping[str, Outputs] = field(default_factory=dict, repr=False)
     named: bool = False
     detections: DetectionLayout | None = None
+    over: JudgedOver | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,7 +161,7 @@ class Reference:
         """Return the reference of the samples `kept`, `[N]` bool."""
         labels = None if self.labels is None else self.labels[kept]
         others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
-        return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
+        return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others, over=None)
 
 
 def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
@@ -155,7 +215,8 @@ def reference_of(
         count += len(batch.indices)
     labels = [part for part in known if part is not None]
     outputs = {name: joined([part[name] for part in parts]) for name in names}
-    return checked_reference(outputs, np.concatenate(labels) if labels else None, compared, samples=count)
+    found = checked_reference(outputs, np.concatenate(labels) if labels else None, compared, samples=count)
+    return replace(found, over=compared.judged(samples))
 
 
 def checked_reference(
@@ -205,6 +266,8 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
         found["callable"] = user_value(reference, outputs)
     if reference.detections is not None and reference.detections.decides:
         found["detections"] = agreement_of(reference, outputs)
+    if reference.over is not None:
+        found[WORST] = reference.over.value(reference, outputs)
     accuracy = top1(main, reference.labels)
     return found if accuracy is None else found | {"top1": accuracy}
 
@@ -259,8 +322,10 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
     """Return the value that a search maximizes.
 
     It is top1, -kl, -mse, -loss (NaN for accuracy without labels), the agreement of detections, or what the user's
-    function gives.
+    function gives; the value over the worst samples where they judge (`objective.over`).
     """
+    if WORST in metrics:
+        return metrics[WORST]
     if metric in ("callable", "detections"):
         return metrics[metric]
     if metric == "auto":

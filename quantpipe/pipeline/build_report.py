@@ -124,6 +124,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "raised": list(plan.raised),
         "tables": table_rows(graph, plan),
         "overflow": list(evaluation.overflow),
+        "groups": {"rows": evaluation.groups.rows, "worst": evaluation.groups.worst},
         "rectified": list(found.rectified),
         "recover": list(recovery.get("steps", [])),
         "recovery": recovery.get("gain"),
@@ -133,6 +134,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "host": evaluated.host,
         "warnings": [
             *inputs.doubts,
+            *evaluation.hidden,
             *inputs.notes,
             *graph.notes,
             *decisions(graph, settings.spec),

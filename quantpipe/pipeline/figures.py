@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quantpipe.data.thumbnail import thumbnail
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology
+from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology, WorstSampleRow
 from quantpipe.types.figures import (
     ChangedSample,
     ConfusionFigure,
@@ -22,6 +22,7 @@ from quantpipe.types.figures import (
     HistogramFigure,
     StageErrors,
     TimelineRow,
+    WorstFigure,
 )
 
 
@@ -69,6 +70,7 @@ def figures_of(
         "histograms": _histograms(evaluation, topology, plan, profile),
         "confusion": _confusion(rows["float_class"], rows["found_class"]) if both else None,
         "changed": _changed(rows, samples, graph) if both else [],
+        "worst": _worst(evaluation.groups.worst, samples, graph),
         "timeline": list(way.timeline),
         "stages": list(way.stages),
         "shares": shares_of(way.cycles, topology, graph),
@@ -206,6 +208,11 @@ def _changed(rows: Mapping[str, NDArray[Any]], samples: Samples, graph: Graph) -
         }
         for i in chosen
     ]
+
+
+def _worst(rows: Sequence[WorstSampleRow], samples: Samples, graph: Graph) -> list[WorstFigure]:
+    images = _images(samples, graph, {row["row"] for row in rows if row["row"] < READ})
+    return [WorstFigure(**row, image=images.get(row["row"])) for row in rows]
 
 
 def _images(samples: Samples, graph: Graph, wanted: set[int]) -> dict[int, str]:

@@ -160,7 +160,7 @@ def _evaluate(
         course=course,
     )
     rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
-    for warning in (*evaluation.warnings, *forms_warnings(forms)):
+    for warning in (*evaluation.hidden, *evaluation.warnings, *forms_warnings(forms)):
         job.console.warn(warning)
     host = host_warning(job.graph, job.topology, plan, settings.spec)
     if host is not None:

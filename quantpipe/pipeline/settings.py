@@ -35,7 +35,7 @@ COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "s
 FORMATS, VERIFY = ("text", "json"), ("fail", "warn")
 OBJECTIVE = (
     "metric", "target", "outputs", "all_outputs", "form", "tolerance", "cost", "cost_limit", "weight", "latency_runs",
-    "latency_seconds",
+    "latency_seconds", "over",
 )  # fmt: skip
 LEAST_MEMORY_MB = 16
 PRECISION = ("auto", "none")

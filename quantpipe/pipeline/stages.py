@@ -135,11 +135,20 @@ def make_objective(
     cost = COSTS.get(str(config["cost"]))  # a latency has no formula
     metric = metric_for(str(config["metric"]), reference.output, reference.losses)
     figures = FloatFigures(
-        accuracy=top1(reference.outputs, reference.labels),
+        accuracy=_float_accuracy(reference),
         value=reference.own_value,
         start_cost=None if cost is None else cost(topology, graph, spec, bits),
     )
     return Objective.of(ObjectiveOptions(**{**config, "metric": metric}), figures)
+
+
+def _float_accuracy(reference: Reference) -> float | None:
+    """Return the float model's accuracy, on its worst group where that judges; None without labels."""
+    found = top1(reference.outputs, reference.labels)
+    over = reference.over
+    if found is None or over is None or over.metric != Metric.ACCURACY:
+        return found
+    return over.value(reference, reference.found)
 
 
 def metric_for(metric: str, output: str, losses: Sequence[OutputLoss]) -> str:

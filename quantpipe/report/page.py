@@ -57,6 +57,8 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         changed=list(figures["changed"]) if figures is not None else [],
         confused=figures["confusion"] if figures is not None else None,
         shares=figures.get("shares", {}) if figures is not None else {},
+        hidden=text.groups(report.get("groups")),
+        worst=list(figures.get("worst", ())) if figures is not None else [],
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
         layer_samples=report.get("layer_samples"),
         precision=precision if (precision := report.get("precision") or {}).get("trials") else None,

@@ -89,6 +89,26 @@ def detections(report: RunReport) -> list[tuple[str, list[str]]]:
     return [(label, cells) for label, cells in rows if any(cell != DASH for cell in cells)]
 
 
+GROUPS_SHOWN = 12
+"""Groups of samples on the page, at most."""
+
+
+def groups(part: Any) -> list[dict[str, Any]]:
+    """Return the groups of samples that lose most, the marked ones first, each next to its whole output."""
+    found = [row for row in _mapping(part).get("rows") or () if isinstance(row, dict) and row.get("by")]
+    some = [row for row in found if row["by"] != "all" and row.get("judged")]
+    some.sort(key=lambda row: (not row.get("worse"), _group_loss(row)))
+    outputs = [row for row in found if row["by"] == "all"]
+    keys = ("output", "by", "group", "samples", "sqnr_db", "kl", "equal")
+    return [{key: row[key] for key in keys if key in row} for row in (*outputs, *some[:GROUPS_SHOWN])] if some else []
+
+
+def _group_loss(row: Mapping[str, Any]) -> float:
+    """Return how little is left: the SQNR, or the share of equal answers."""
+    known: list[Any] = [row.get("sqnr_db"), row.get("equal"), -row["kl"] if _is_number(row.get("kl")) else None]
+    return next((float(value) for value in known if _is_number(value)), math.inf)
+
+
 def _named(rows: Any) -> list[dict[str, Any]]:
     """Return rows of outputs."""
     found = rows if isinstance(rows, list | tuple) else ()

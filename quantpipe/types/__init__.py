@@ -4,7 +4,7 @@ from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
-from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, objects_of
+from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, groups_of, objects_of, sample_name
 from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.dtype import DType
 from quantpipe.types.dumped import (
@@ -82,6 +82,7 @@ from quantpipe.types.report_rows import (
     FindingRow,
     FloatNodeRow,
     FormRow,
+    GroupRow,
     ImportedChangeRow,
     ImportedComparedPart,
     ImportedLostRow,
@@ -106,6 +107,7 @@ from quantpipe.types.report_rows import (
     TableRow,
     ThresholdRuleRow,
     WithoutKernelRow,
+    WorstSampleRow,
 )
 from quantpipe.types.reports import (
     AgreementPart,
@@ -116,6 +118,7 @@ from quantpipe.types.reports import (
     DevicePart,
     FrontPart,
     GeneralizationPart,
+    GroupsPart,
     LatencyPart,
     LeftOutPart,
     Metrics,
@@ -211,6 +214,8 @@ __all__ = [
     "GivenTensor",
     "GivenWeight",
     "Granularity",
+    "GroupRow",
+    "GroupsPart",
     "HardwareSpec",
     "IdentifiedField",
     "IdentifyReport",
@@ -325,6 +330,9 @@ __all__ = [
     "WeightSite",
     "WeightTensor",
     "WithoutKernelRow",
+    "WorstSampleRow",
     "by_model",
+    "groups_of",
     "objects_of",
+    "sample_name",
 ]

@@ -19,6 +19,7 @@ from quantpipe.types.report_rows import (
     FindingRow,
     FloatNodeRow,
     FormRow,
+    GroupRow,
     ImportedPart,
     LayerRow,
     LoadedPart,
@@ -38,6 +39,7 @@ from quantpipe.types.report_rows import (
     TableRow,
     ThresholdRuleRow,
     WithoutKernelRow,
+    WorstSampleRow,
 )
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
@@ -360,6 +362,13 @@ class OptionalParts(TypedDict, total=False):
     detections: DetectionsPart
 
 
+class GroupsPart(TypedDict):
+    """What averages hide: groups of samples, and the samples that lose most."""
+
+    rows: list[GroupRow]
+    worst: list[WorstSampleRow]
+
+
 class RunReport(OptionalParts):
     """report.json without its origin."""
 
@@ -386,6 +395,7 @@ class RunReport(OptionalParts):
     raised: list[RaisedRow]
     tables: list[TableRow]
     overflow: list[OverflowRow]
+    groups: GroupsPart
     rectified: list[RectifiedRow]
     recover: list[StepRow]
     recovery: RecoveryGain | None
