@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
+from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
 from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report, samples_for
@@ -32,7 +33,7 @@ from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples, rows_of
-from quantpipe.metrics.sample_figures import Watched
+from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
@@ -78,6 +79,7 @@ class Evaluation:
     lossy: Sequence[str] = ()
     accurate: str | None = None
     per_sample: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    beyond: Mapping[str, Mapping[str, Clipped]] = field(default_factory=dict, repr=False)
     groups: JudgedGroups = field(default_factory=JudgedGroups, repr=False)
     detections: DetectionsPart | None = None
 
@@ -112,8 +114,9 @@ class Sizes:
 FACTS = "facts of the samples"
 """The place of `facts_of` among the float model's outputs, a name that no output has."""
 
-PHASES = 9
-"""Of an evaluation: five runs of models over a split, two comparisons, overflows and the latency. One more where the
+PHASES = 11
+"""Of an evaluation: five runs of models over a split, two comparisons, values beyond ranges on two splits, overflows
+and the latency. One more where the
 model has several outputs."""
 
 
@@ -188,9 +191,9 @@ def evaluate(
     same = first_samples(reference, len(few), len(samples))
     free = free_running(session, few, same)
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
-    figures = _every_output(graph, session, few, course, watched) or [
+    figures = _every_output(graph, session, few, course=course, watched=watched) or [
         figures_of_output(
-            names[0], same.outputs, found, parts_of(graph, names[0]), watched.get(names[0]), samples=len(few)
+            names[0], same.outputs, found, parts_of(graph, names[0]), watched=watched.get(names[0]), samples=len(few)
         )
     ]
     rows = [one.row for one in figures]
@@ -199,7 +202,7 @@ def evaluate(
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, every))
-    inside = _compared(model, simulation, samples, sizes, course=course)
+    inside = _compared(model, simulation, data, sizes, course=course)
     right = [top1(own, same.labels) for own in (same.outputs, found)]
     judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     accurate = names[0] if is_accurate(*right) else None
@@ -243,7 +246,12 @@ def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Calla
 
 
 def _every_output(
-    graph: Graph, realized: Session, samples: Samples, course: EvaluationProgress, watched: Mapping[str, Watched]
+    graph: Graph,
+    realized: Session,
+    samples: Samples,
+    *,
+    course: EvaluationProgress,
+    watched: Mapping[str, CountedAnswers],
 ) -> list[OutputFigures]:
     """Return the figures of each output, if there are several; a single output's values are known."""
     if len(graph.outputs) == 1:
@@ -277,10 +285,11 @@ def _outputs(
 
 
 def _compared(
-    model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: EvaluationProgress
+    model: EvaluatedModel, simulation: Simulation, data: EvaluationSamples, sizes: Sizes, *, course: EvaluationProgress
 ) -> dict[str, Any]:
     """Return the parts of an evaluation that look inside the models, and the latency."""
     graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
+    samples, chosen_by = data.judged, data.chosen_by
 
     def first(count: int) -> Samples:
         return First(samples, whole_batches(graph, count))
@@ -304,6 +313,16 @@ def _compared(
         list[LayerRow],
     )
     release_memory()
+    beyond = {
+        split: course.result(
+            f"values beyond ranges, {split} samples",
+            lambda part: clipped_in(graph, plan, part),
+            First(some, whole_batches(graph, len(few))),
+            lambda kept: {name: Clipped(**one) for name, one in kept.items()},
+        )
+        for split, some in (("evaluate", samples), ("search", chosen_by))
+    }
+    release_memory()
     overflow = course.result(
         "overflows",
         lambda some: overflow_report(graph, topology, plan, simulation, samples=some),
@@ -321,7 +340,14 @@ def _compared(
         return latency(graph.timed, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
 
     times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
-    return {"agreement": agreement, "layers": layers, "layer_samples": len(few), "overflow": overflow, "latency": times}
+    return {
+        "agreement": agreement,
+        "layers": layers,
+        "layer_samples": len(few),
+        "overflow": overflow,
+        "latency": times,
+        "beyond": beyond,
+    }
 
 
 def whole_batches(graph: Graph, count: int) -> int:

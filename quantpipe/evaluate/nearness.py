@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.outputs import cosines
-from quantpipe.metrics.sample_figures import SampleFigures, Watched, per_row
+from quantpipe.metrics.sample_figures import CountedAnswers, SampleFigures, per_row
 from quantpipe.oprules.parts import Part, parts_of
 from quantpipe.types import (
     OutputPartRow,
@@ -40,7 +40,7 @@ class Nearness:
     real: bool = True
     angles: list[float] = field(default_factory=list)
     parts: Mapping[Part, Nearness] = field(default_factory=dict)
-    watched: Watched | None = None
+    watched: CountedAnswers | None = None
     figures: SampleFigures = field(default_factory=SampleFigures)
 
     def add(self, expected: Array, found: Array) -> None:
@@ -133,7 +133,7 @@ class OutputFigures:
 
 
 def figures_of_outputs(
-    graph: Graph, realized: Session, samples: Samples, watched: Mapping[str, Watched]
+    graph: Graph, realized: Session, samples: Samples, watched: Mapping[str, CountedAnswers]
 ) -> list[OutputFigures]:
     """Return the figures of every output of both models over the same samples.
 
@@ -167,8 +167,8 @@ def figures_of_output(
     expected: Sequence[Array] | Array,
     found: Sequence[Array] | Array,
     parts: Sequence[Part] = (),
-    watched: Watched | None = None,
     *,
+    watched: CountedAnswers | None = None,
     samples: int,
 ) -> OutputFigures:
     """Return the figures of one output whose values over all samples are known.
@@ -223,7 +223,7 @@ def _figures(row: OutputRow) -> Iterator[Lost]:
             yield Lost(row["output"], part["tensor"], part["sqnr_db"])
 
 
-def _sums_of(parts: Sequence[Part], watched: Watched | None = None) -> Nearness:
+def _sums_of(parts: Sequence[Part], watched: CountedAnswers | None = None) -> Nearness:
     return Nearness(parts={part: Nearness() for part in parts}, watched=watched)
 
 

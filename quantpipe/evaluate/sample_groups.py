@@ -186,7 +186,11 @@ def _judge(
         listed += some if len(some) <= MOST_ROWS else sorted(some, key=_badness)[:MOST_ROWS]
     found.rows.append(average)
     found.rows.extend(listed)
-    named = [_worst_row(output, part, int(at), float(loss[at]), facts.samples) for at in order[:NAMED] if loss[at] != 0]
+    named = [
+        _worst_row(output, part, int(at), float(loss[at]), samples=facts.samples)
+        for at in order[:NAMED]
+        if loss[at] != 0
+    ]
     found.worst.extend(named)
     if (said := _sentence(rows, average, named)) is not None:
         found.warnings.append(said)
@@ -314,7 +318,7 @@ def _badness(row: GroupRow) -> tuple[bool, float]:
     return not row["judged"], row["equal"] if "equal" in row else -row.get("kl", 0.0)
 
 
-def _worst_row(output: str, part: str | None, at: int, loss: float, samples: Samples) -> WorstSampleRow:
+def _worst_row(output: str, part: str | None, at: int, loss: float, *, samples: Samples) -> WorstSampleRow:
     return {
         "output": output if part is None else f"{output}: {part}",
         "row": at,

@@ -97,6 +97,8 @@ class Graph:
     """Tensor of real numbers -> its greatest absolute value on that sample, infinities and NaN left out."""
     imported: Imported | None = None
     """What the file gives, where it is quantized already."""
+    halves: frozenset[str] = frozenset()
+    """Tensors that the file holds in float16, by their names there."""
     as_given: ir.Model | None = field(default=None, repr=False)
     """The model before its recurrent layers were written as steps or loops; None where there are none."""
 

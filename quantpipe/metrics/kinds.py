@@ -13,7 +13,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.metrics.answers import answers_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.reference import Compared
-from quantpipe.metrics.sample_figures import Watched
+from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.oprules.parts import parts_of
 from quantpipe.oprules.scores import is_scores
 
@@ -74,7 +74,7 @@ def automatic(
     return tuple(found)
 
 
-def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bool) -> dict[str, Watched]:
+def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bool) -> dict[str, CountedAnswers]:
     """Return what is counted of each output that holds answers, besides its noise; `main`: the one of the labels."""
     kinds = {loss.output: loss.kind for loss in compared.losses}
     found = {}
@@ -82,7 +82,7 @@ def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bo
         kind = kinds.get(output.name) or kind_of(graph, output.name, labelled and output.name == main)
         answers = answers_of(graph, output.name, kind)
         if answers is not None:
-            found[output.name] = Watched(answers, divergence=kind is LossKind.KL)
+            found[output.name] = CountedAnswers(answers, divergence=kind is LossKind.KL)
     return found
 
 

@@ -18,7 +18,7 @@ Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Watched:
+class CountedAnswers:
     """Say what is counted of an output besides its noise: its answers, and for class scores the divergence."""
 
     answers: Answers
@@ -43,7 +43,7 @@ class SampleFigures:
     sequence: bool = False
     is_map: bool = False
 
-    def add_answers(self, watched: Watched, expected: Array, found: Array) -> None:
+    def add_answers(self, watched: CountedAnswers, expected: Array, found: Array) -> None:
         """Include the answers of a batch `[n, ...]` of the float model and of another model, in the same shape."""
         if not expected.ndim or not len(expected):
             return

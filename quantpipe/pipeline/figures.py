@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.thumbnail import thumbnail
+from quantpipe.evaluate.beyond_ranges import stats_of
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.stages import Evaluation
 from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology, WorstSampleRow
@@ -131,7 +132,7 @@ def _histograms(
         group = topology.group_of.get(tensor)
         if group is not None and group.key in shown:
             continue  # the same values at the same scale
-        stats = _stats(profile, topology, tensor) if profile is not None else None
+        stats = stats_of(profile, topology, tensor) if profile is not None else None
         if stats is None or quantizer is None or not stats.full or not stats.maximum > stats.minimum:
             continue
         low, high, counts = _bins(stats)
@@ -153,14 +154,6 @@ def _histograms(
         if len(found) == HISTOGRAMS:
             break
     return found
-
-
-def _stats(profile: Profile, topology: Topology, tensor: str) -> TensorStats | None:
-    """Return the statistics of a tensor, or of what its range was taken from."""
-    if tensor in profile.tensors:
-        return profile.tensors[tensor]
-    group = topology.group_of.get(tensor)
-    return next((profile.tensors[s] for s in group.sources if s in profile.tensors), None) if group else None
 
 
 def _bins(stats: TensorStats) -> tuple[float, float, list[int]]:

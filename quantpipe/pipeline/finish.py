@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quantpipe.annotate.half import beyond_half
+from quantpipe.annotate.half import below_half, beyond_half
 from quantpipe.artifacts import read_json
 from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
+from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
@@ -160,14 +161,20 @@ def _evaluate(
         course=course,
     )
     rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
-    for warning in (*evaluation.hidden, *evaluation.warnings, *forms_warnings(forms)):
+    halves = (beyond_half(job.graph, job.topology, profile) if profile is not None else None, below_half(plan))
+    first = [said for said in halves if said is not None]
+    outside = beyond_rows(job.topology, plan, profile, evaluation.beyond)
+    for warning in (
+        *first,
+        *beyond_warnings(outside),
+        *evaluation.hidden,
+        *evaluation.warnings,
+        *forms_warnings(forms),
+    ):
         job.console.warn(warning)
     host = host_warning(job.graph, job.topology, plan, settings.spec)
     if host is not None:
         job.console.warn(host)
-    beyond = beyond_half(job.graph, job.topology, profile) if profile is not None else None
-    if beyond is not None:
-        job.console.warn(beyond)
     lacking = without_kernel(job.topology, plan, made.forms.backend, realized.model)
     slow = slow_warning(lacking)
     if slow is not None:
@@ -197,6 +204,8 @@ def _evaluate(
         slower=slower,
         imported=beside,
         forms=rows,
+        beyond=outside,
+        first=first,
         baseline=beaten,
     )
     figures = figures_of(

@@ -82,7 +82,6 @@ from quantpipe.types.report_rows import (
     FindingRow,
     FloatNodeRow,
     FormRow,
-    GroupRow,
     ImportedChangeRow,
     ImportedComparedPart,
     ImportedLostRow,
@@ -107,7 +106,6 @@ from quantpipe.types.report_rows import (
     TableRow,
     ThresholdRuleRow,
     WithoutKernelRow,
-    WorstSampleRow,
 )
 from quantpipe.types.reports import (
     AgreementPart,
@@ -118,7 +116,6 @@ from quantpipe.types.reports import (
     DevicePart,
     FrontPart,
     GeneralizationPart,
-    GroupsPart,
     LatencyPart,
     LeftOutPart,
     Metrics,
@@ -136,6 +133,7 @@ from quantpipe.types.reports import (
     SpeedPart,
     by_model,
 )
+from quantpipe.types.sample_rows import BeyondRow, GroupRow, GroupsPart, WorstSampleRow
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
@@ -166,6 +164,7 @@ __all__ = [
     "BaselinePart",
     "BaselineRow",
     "Batch",
+    "BeyondRow",
     "BiasScale",
     "BlockGrid",
     "Blocks",

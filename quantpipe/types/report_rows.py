@@ -28,36 +28,6 @@ class OutputRow(TypedDict):
     parts: NotRequired[list[OutputPartRow]]
 
 
-class GroupRow(TypedDict):
-    """What a group of samples loses at an output; `by` is `all` for the whole output.
-
-    `samples`: of the group, or places that hold the class. Outputs of class scores have `kl` and `equal`, the share of
-    equal answers; other floats have `sqnr_db`, null where nothing is lost. Intervals are of 95 %.
-    """
-
-    output: str
-    by: str
-    group: str
-    samples: int
-    judged: bool
-    worse: bool
-    sqnr_db: NotRequired[float | None]
-    sqnr_interval: NotRequired[list[float] | None]
-    kl: NotRequired[float]
-    kl_interval: NotRequired[list[float]]
-    equal: NotRequired[float]
-    equal_interval: NotRequired[list[float]]
-
-
-class WorstSampleRow(TypedDict):
-    """A sample that loses most at an output: its row in the evaluation split, its name, and its loss."""
-
-    output: str
-    row: int
-    name: str
-    loss: float
-
-
 class ContributionRow(TypedDict):
     """What one changed choice contributed: the result, compared with the result with this choice as it began.
 

@@ -19,7 +19,6 @@ from quantpipe.types.report_rows import (
     FindingRow,
     FloatNodeRow,
     FormRow,
-    GroupRow,
     ImportedPart,
     LayerRow,
     LoadedPart,
@@ -39,8 +38,8 @@ from quantpipe.types.report_rows import (
     TableRow,
     ThresholdRuleRow,
     WithoutKernelRow,
-    WorstSampleRow,
 )
+from quantpipe.types.sample_rows import BeyondRow, GroupsPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
 
@@ -362,13 +361,6 @@ class OptionalParts(TypedDict, total=False):
     detections: DetectionsPart
 
 
-class GroupsPart(TypedDict):
-    """What averages hide: groups of samples, and the samples that lose most."""
-
-    rows: list[GroupRow]
-    worst: list[WorstSampleRow]
-
-
 class RunReport(OptionalParts):
     """report.json without its origin."""
 
@@ -396,6 +388,7 @@ class RunReport(OptionalParts):
     tables: list[TableRow]
     overflow: list[OverflowRow]
     groups: GroupsPart
+    beyond: list[BeyondRow]
     rectified: list[RectifiedRow]
     recover: list[StepRow]
     recovery: RecoveryGain | None

@@ -16,7 +16,7 @@ from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of
 from quantpipe.metrics.answers import Answers
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.reference import Compared, JudgedOver, Reference, metric_of, objective_value, output_metrics
-from quantpipe.metrics.sample_figures import Watched
+from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.types import Batch
 
 COUNT = 96
@@ -47,9 +47,9 @@ def quiet(rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def judged(
-    inputs: NDArray[Any], own: NDArray[Any], found: NDArray[Any], watched: Watched | None = None, **more: Any
+    inputs: NDArray[Any], own: NDArray[Any], found: NDArray[Any], watched: CountedAnswers | None = None, **more: Any
 ) -> JudgedGroups:
-    figures = figures_of_output("y", own, found, (), watched, samples=len(inputs))
+    figures = figures_of_output("y", own, found, (), watched=watched, samples=len(inputs))
     return judged_groups([figures], facts(inputs, **more), 15.0)
 
 
@@ -86,7 +86,7 @@ def test_a_rare_class_that_vanishes_is_named() -> None:
     own = scores(rng, kinds)
     found = own.copy()
     found[:4, 9] -= 12  # four of 96 samples change their class; the mean hardly sees it
-    watched = Watched(Answers(1), divergence=True)
+    watched = CountedAnswers(Answers(1), divergence=True)
     result = judged(rng.standard_normal((COUNT, 5)), own, found, watched)
     row = next(row for row in result.rows if row["by"] == "class" and row["group"] == "9")
     assert row["equal"] == 0.0 and row["samples"] == 4 and row["worse"]
@@ -101,7 +101,7 @@ def test_a_single_change_of_a_class_with_few_samples_is_chance() -> None:
     found = own.copy()
     for at in (0, 7, 11, 30, 31, 90):  # 6 % of the answers, each of another class
         found[at, at % 40] -= 14
-    result = judged(rng.standard_normal((COUNT, 5)), own, found, Watched(Answers(1)))
+    result = judged(rng.standard_normal((COUNT, 5)), own, found, CountedAnswers(Answers(1)))
     assert not any(row["worse"] for row in result.rows if row["by"] == "class")
 
 
@@ -110,7 +110,7 @@ def test_the_blank_of_ctc_is_left_out() -> None:
     kinds = np.zeros((COUNT, 20), np.int64)
     kinds[:, ::4] = 1 + np.arange(5) % 3
     own = scores(rng, kinds, 4)
-    watched = Watched(Answers(2, sequence=True))
+    watched = CountedAnswers(Answers(2, sequence=True))
     rows = judged(rng.standard_normal((COUNT, 5)), own, own, watched).rows
     assert [row["group"] for row in rows if row["by"] == "class"] == ["1", "2", "3"]
 
@@ -151,7 +151,9 @@ def test_a_sample_of_several_rows_counts_once() -> None:
 def test_figures_survive_a_file() -> None:
     rng = np.random.default_rng(7)
     own = scores(rng, np.arange(6) % 3, 3)
-    figures = figures_of_output("y", own, np.where(own > 12, np.inf, own), (), Watched(Answers(1), True), samples=6)
+    figures = figures_of_output(
+        "y", own, np.where(own > 12, np.inf, own), (), CountedAnswers(Answers(1), True), samples=6
+    )
     again = OutputFigures.from_dict(json.loads(json.dumps(figures, default=plain)))
     assert again.samples.counts == figures.samples.counts
     assert np.isnan(again.samples.kl).any() or again.samples.kl == figures.samples.kl

@@ -140,7 +140,7 @@ def source_of(given: Any, where: str, sequence: str | None = None, groups: str |
         return ArraysSource(where, arrays_of(given, where), labels, groups)
     if labels is not None:
         given = _labelled(given, labels, where)
-    return IterableSource(given, where, None, sequence, groups)
+    return IterableSource(given, where, None, sequence, groups=groups)
 
 
 def _is_array(value: Any) -> bool:

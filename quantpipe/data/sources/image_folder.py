@@ -39,6 +39,7 @@ class PictureSource:
         classes: Mapping[str, int] | None,
         by_csv: bool,
         channels: int,
+        *,
         groups: str | None = None,
     ) -> None:
         self._mode = MODES.get(channels, "RGB")
@@ -128,7 +129,9 @@ class ImageFolderDataset(FileOptions):
         channels = _channels(self.data_inputs(inputs), preprocess)
         classes = classes_of(list(paths.values()), self.labels, self.label_columns, outputs_classes)
         by_csv = self.labels is not None
-        sources = {role: PictureSource(path, classes, by_csv, channels, self.groups) for role, path in paths.items()}
+        sources = {
+            role: PictureSource(path, classes, by_csv, channels, groups=self.groups) for role, path in paths.items()
+        }
         return self.assemble(sources, preprocess, inputs, outputs_classes, seed=seed)
 
 

@@ -45,7 +45,7 @@ class IterableSource:
     cheap = True
 
     def __init__(
-        self, items: Any, where: str, limit: int | None, sequence: str | None = None, groups: str | None = None
+        self, items: Any, where: str, limit: int | None, sequence: str | None = None, *, groups: str | None = None
     ) -> None:
         self.where = where
         self._sequence, self._groups = sequence, groups
@@ -212,7 +212,7 @@ class CallableDataset(SplitOptions):
             given = {name: value for name, value in (("split", role), ("seed", seed)) if name in known}
             where = f"{name_of(function)}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
             items = called(function, where, KEY, **given)
-            sources[role] = IterableSource(items, where, self._limit(role), self.sequence, self.groups)
+            sources[role] = IterableSource(items, where, self._limit(role), self.sequence, groups=self.groups)
         if WHOLE not in sources:
             _refuse_shared(sources)
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)

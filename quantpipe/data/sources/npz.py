@@ -40,6 +40,7 @@ class ArraySource:
         arrays: Mapping[str, str | None],
         keys: Mapping[str, Any],
         layout: SourceLayout,
+        *,
         groups: str | None = None,
     ) -> None:
         names = member_names(path)
@@ -146,14 +147,16 @@ class NpzDataset(FileOptions):
         needed = [i.name for i in self.data_inputs(inputs)]
         every = [i.name for i in inputs]
         sources = {
-            role: ArraySource(path, _arrays(path, needed, every, keys, self.groups), keys, layout, self.groups)
+            role: ArraySource(
+                path, _arrays(path, needed, every, keys, groups=self.groups), keys, layout, groups=self.groups
+            )
             for role, path in self.paths().items()
         }
         return self.assemble(sources, preprocess, inputs, outputs_classes, seed=seed)
 
 
 def _arrays(
-    path: Path, needed: Sequence[str], every: Sequence[str], keys: Mapping[str, Any], groups: str | None = None
+    path: Path, needed: Sequence[str], every: Sequence[str], keys: Mapping[str, Any], *, groups: str | None = None
 ) -> dict[str, str | None]:
     """Return field -> array: by `keys.inputs`; for a single input `keys.images`, if present; else the input's name.
 
