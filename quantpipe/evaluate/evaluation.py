@@ -223,7 +223,7 @@ def evaluate(
         outputs=rows,
         accurate=accurate,
         per_sample=per_sample(same, found),
-        groups=judged_groups(figures, facts.first(len(few)), warn_sqnr_db),
+        groups=judged_groups(figures, facts.first(len(few)), warn_sqnr_db, accurate),
         detections=judge.part(),
         lossy=[
             *loss_warnings(

@@ -131,17 +131,20 @@ class JudgedGroups:
     warnings: list[str] = field(default_factory=list)
 
 
-def judged_groups(outputs: Sequence[OutputFigures], facts: SampleFacts, limit: float | None) -> JudgedGroups:
+def judged_groups(
+    outputs: Sequence[OutputFigures], facts: SampleFacts, limit: float | None, accurate: str | None = None
+) -> JudgedGroups:
     """Return the groups of every output.
 
-    `limit` is the SQNR in dB below which a group is warned of; None disables these warnings.
+    `limit` is the SQNR in dB below which a group is warned of; None disables these warnings. The SQNR of the output
+    `accurate`, which labels show to be as good as the float model's, does not count.
     """
     found = JudgedGroups()
     for output in outputs:
         name = output.row["output"]
         whole: Mapping[str | None, SampleFigures] = {None: output.samples}
         for part, figures in (output.parts or whole).items():
-            _judge(found, name, part, figures, facts=facts, limit=limit)
+            _judge(found, name, part, figures, facts=facts, limit=None if name == accurate else limit)
     if facts.groups is not None and (said := _small_groups(facts.groups)) is not None:
         found.warnings.append(said)
     return found

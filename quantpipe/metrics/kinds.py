@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph
-from quantpipe.metrics.answers import answers_of
+from quantpipe.metrics.answers import Answers, answers_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.reference import Compared
 from quantpipe.metrics.sample_figures import CountedAnswers
@@ -81,6 +81,8 @@ def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bo
     for output in graph.outputs:
         kind = kinds.get(output.name) or kind_of(graph, output.name, labelled and output.name == main)
         answers = answers_of(graph, output.name, kind)
+        if answers is None and labelled and output.name == main and len(graph.shapes.get(main, ())) == 2:
+            answers = Answers(1)
         if answers is not None:
             found[output.name] = CountedAnswers(answers, divergence=kind is LossKind.KL)
     return found

@@ -152,7 +152,7 @@ def test_figures_survive_a_file() -> None:
     rng = np.random.default_rng(7)
     own = scores(rng, np.arange(6) % 3, 3)
     figures = figures_of_output(
-        "y", own, np.where(own > 12, np.inf, own), (), CountedAnswers(Answers(1), True), samples=6
+        "y", own, np.where(own > 12, np.inf, own), (), watched=CountedAnswers(Answers(1), True), samples=6
     )
     again = OutputFigures.from_dict(json.loads(json.dumps(figures, default=plain)))
     assert again.samples.counts == figures.samples.counts
