@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
 from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
-from quantpipe.evaluate.detected import Judge
+from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report, samples_for
-from quantpipe.evaluate.lossy import loss_warnings, shape_warnings
+from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Session, concurrency, release_memory
+from quantpipe.graph.execute import Session, concurrency, lifted, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.graph.view import Graph
@@ -169,7 +169,7 @@ def evaluate(
     opened = _opener(graph, samples, course)
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
-    run = partial(_outputs, course=course, size=graph.batch_size, names=names)
+    run = partial(_outputs, course=course, graph=graph, names=names)
     own, known = run("float model", session, samples, names=(*names, FACTS))
     facts = SampleFacts.of(np.asarray(own.pop(FACTS)), samples)
     reference = checked_reference(own, known, data.compared, samples=len(samples))
@@ -224,12 +224,14 @@ def evaluate(
         accurate=accurate,
         per_sample=per_sample(same, found),
         groups=judged_groups(figures, facts.first(len(few)), warn_sqnr_db, accurate),
-        detections=judge.part(),
+        detections=alike.part(outputs),
         lossy=[
             *loss_warnings(
                 graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
             ),
             *shape_warnings(rows, len(few)),
+            *map_warnings(rows, graph),
+            *box_warnings(alike.part(outputs)),
         ],
     )
 
@@ -271,16 +273,17 @@ def _outputs(
     extra: Mapping[str, NDArray[Any]] | None = None,
     *,
     course: EvaluationProgress,
-    size: int,
+    graph: Graph,
     names: Sequence[str],
 ) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
     """Return some outputs of a model over a split, by name, and the labels; `FACTS` means those of the samples."""
 
     def run(batch: Batch) -> list[NDArray[Any]]:
         found = session.run({**batch.inputs, **(extra or {})}, [n for n in names if n != FACTS])
+        found = lifted(found, graph.selected)
         return [facts_of(batch) if n == FACTS else found[n] for n in names]
 
-    outputs, labels = course.several(name, run, samples, size)
+    outputs, labels = course.several(name, run, samples, graph.batch_size)
     return dict(zip(names, outputs, strict=True)), labels
 
 

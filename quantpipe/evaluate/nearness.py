@@ -13,8 +13,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, lifted
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.dense_maps import DenseMaps
 from quantpipe.metrics.outputs import cosines
 from quantpipe.metrics.sample_figures import CountedAnswers, SampleFigures, per_row
 from quantpipe.oprules.parts import Part, parts_of
@@ -42,13 +43,14 @@ class Nearness:
     parts: Mapping[Part, Nearness] = field(default_factory=dict)
     watched: CountedAnswers | None = None
     figures: SampleFigures = field(default_factory=SampleFigures)
+    maps: DenseMaps = field(default_factory=DenseMaps)
 
     def add(self, expected: Array, found: Array) -> None:
         """Include a batch `[n, ...]` of the float model and of the realized model."""
         if expected.shape != found.shape:
             rows = max(len(expected) if expected.ndim else 1, 1)
             self.other_shape += rows
-            self.figures.add_lost(rows)
+            self.figures.add_lost(rows, self.watched, real=expected.dtype.kind == "f")
             return
         self.elements += expected.size
         self.equal += int(np.count_nonzero(expected == found))
@@ -57,6 +59,8 @@ class Nearness:
             self.figures.add_answers(self.watched, expected, found)
         if not self.real:
             return
+        if self.watched is None:
+            self.maps.add(expected, found)
         known = np.isfinite(expected)
         here = np.where(known, expected, 0).astype(np.float64)
         there = np.where(known, found, 0).astype(np.float64)
@@ -88,9 +92,12 @@ class Nearness:
             row["equal"] = self.equal / self.elements
         if self.other_shape:
             row["other_shape"] = self.other_shape
-        if (counts := self.figures.counts) is not None and self.figures.is_map:
-            row["equal"] = sum(counts.kept.values()) / max(sum(counts.own.values()), 1)
-            row["miou"] = counts.mean_iou
+        counts = self.figures.counts if self.figures.is_map else self.maps.classes()
+        if counts is not None:
+            row["equal"], row["miou"] = counts.share, counts.mean_iou
+        if (pixels := self.maps.pixels()) is not None:
+            row["keypoints"] = len(pixels)
+            row["pixels"], row["pixels_95"] = float(np.mean(pixels)), float(np.quantile(pixels, 0.95))
         if self.real and any(sums.elements for sums in self.parts.values()):
             row["parts"] = list(self._part_rows())
         return row
@@ -143,7 +150,7 @@ def figures_of_outputs(
     real = Session(graph.model, where=graph.source)
     sums = {name: _sums_of(parts_of(graph, name), watched.get(name)) for name in names}
     for batch in samples.batches(graph.batch_size):
-        expected, found = real.run(batch.inputs, names), realized.run(batch.inputs, names)
+        expected, found = (lifted(one.run(batch.inputs, names), graph.selected) for one in (real, realized))
         for name in names:
             sums[name].add(np.asarray(expected[name]), np.asarray(found[name]))
     return [OutputFigures.of(sums[name], name, len(samples)) for name in names]

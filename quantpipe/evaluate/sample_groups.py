@@ -269,6 +269,8 @@ def _sqnr(signal: Reals, noise: Reals) -> tuple[float | None, list[float] | None
 
     The interval is that of a ratio of means (delta method), in logarithms.
     """
+    known = ~np.isnan(signal)
+    signal, noise = signal[known], noise[known]
     total, lost, count = float(signal.sum()), float(noise.sum()), len(signal)
     if lost == 0.0:
         return None, None

@@ -12,6 +12,8 @@ from quantpipe.graph.view import Graph
 from quantpipe.metrics.losses import LossKind
 from quantpipe.oprules.scores import gives_class_numbers, score_axis
 
+LEAST_SHARE = 0.001
+"""Share of the places from which a class counts for the mean intersection over union."""
 BLANK_SHARE = 0.5
 """Share of the positions of a sequence from which the first or last class is CTC's blank."""
 
@@ -48,13 +50,23 @@ class ClassCounts:
                 counts[int(kind)] = counts.get(int(kind), 0) + int(number)
 
     @property
+    def share(self) -> float:
+        """Return the share of equal answers, 0 to 1."""
+        return sum(self.kept.values()) / max(sum(self.own.values()), 1)
+
+    @property
     def mean_iou(self) -> float | None:
-        """Return the mean over the float model's classes of the intersection over union of both models' places."""
+        """Return the mean over the float model's classes of the intersection over union of both models' places.
+
+        Classes of less than 0.1 % of the places do not count.
+        """
         if not self.own:
             return None
+        least = LEAST_SHARE * sum(self.own.values())
         shares = [
             self.kept.get(kind, 0) / (count + self.found.get(kind, 0) - self.kept.get(kind, 0))
             for kind, count in self.own.items()
+            if count >= least
         ]
         return float(np.mean(shares))
 
@@ -75,6 +87,6 @@ def answers_of(graph: Graph, output: str, kind: LossKind) -> Answers | None:
     if kind is LossKind.KL:
         return Answers(len(shape) - 1, sequence=len(shape) > 2) if shape and shape[-1] > 1 else None
     if kind is LossKind.DIFFERING:
-        return Answers(None) if gives_class_numbers(graph, output) else None
+        return Answers(None, sequence=len(shape) == 2 and shape[1] > 1) if gives_class_numbers(graph, output) else None
     axis = score_axis(graph, output)
     return Answers(axis) if axis and shape[axis] > 1 else None

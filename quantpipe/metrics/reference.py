@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import ConfigError, DataError
-from quantpipe.graph.execute import Session, joined, run_batches
+from quantpipe.graph.execute import Session, joined, lifted, run_batches
 from quantpipe.metrics.average_precision import Detections, mean_average_precision
 from quantpipe.metrics.detections import DetectionLayout, matches
 from quantpipe.metrics.losses import LossKind, OutputLoss, joint_loss, only_kl
@@ -37,6 +37,7 @@ class Compared:
     `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged in
     addition. `value_of` is an objective of the user's; `named`: it gets every output of the model. `detections`: the
     layout of boxes and scores, where the model is a detector. `metric` and `over` are the objective's.
+    `selected`: see `Graph.selected`.
     """
 
     output: str | None = None
@@ -46,6 +47,7 @@ class Compared:
     detections: DetectionLayout | None = None
     metric: str = "auto"
     over: str = "mean"
+    selected: frozenset[str] = frozenset()
 
     def judged(self, samples: Samples) -> JudgedOver | None:
         """Return which of the samples judge a candidate (`objective.over`); None for the mean of all.
@@ -115,6 +117,7 @@ class Reference:
     It is one output `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own objective, and
     the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by name; `losses`,
     `named`, `detections`: as in `Compared`. `over`: the samples that judge candidates, None for the mean of all.
+    `selected`: see `Graph.selected`.
     """
 
     outputs: Outputs = field(repr=False)
@@ -126,6 +129,7 @@ class Reference:
     named: bool = False
     detections: DetectionLayout | None = None
     over: JudgedOver | None = None
+    selected: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -183,14 +187,15 @@ def outputs_of(
     extra: Mapping[str, NDArray[Any]] | None = None,
     *,
     names: Sequence[str] = (),
+    selected: Collection[str] = (),
 ) -> Found:
     """Return the outputs of these names (none: the first) over all samples; a mapping if there are several.
 
     Each is `[N, ...]`, or N arrays where shapes differ. `size` is samples per batch; `extra` feeds are the same for
-    each batch.
+    each batch. `selected`: see `Graph.selected`.
     """
     wanted = list(names) or [session.outputs[0]]
-    found = list(run_batches(session, samples, size, wanted, extra=extra))
+    found = [lifted(one, selected) for one in run_batches(session, samples, size, wanted, extra=extra)]
     several = {name: joined([out[name] for out in found]) for name in wanted}
     return several if len(wanted) > 1 else several[wanted[0]]
 
@@ -210,7 +215,7 @@ def reference_of(
     known = []
     count = 0
     for batch in samples.batches(size):
-        parts.append(session.run(batch.inputs, list(names)))
+        parts.append(lifted(session.run(batch.inputs, list(names)), compared.selected))
         known.append(batch.labels)
         count += len(batch.indices)
     labels = [part for part in known if part is not None]
@@ -244,7 +249,10 @@ def checked_reference(
             raise DataError(f"the float model's own output is not finite for sample {sample}{remedy}", stage="evaluate")
     others = {name: outputs[name] for name in more}
     layout = None if compared.detections is None else compared.detections.resolved(outputs)
-    return Reference(outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named, layout)
+    reference = Reference(
+        outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named, layout
+    )
+    return replace(reference, selected=compared.selected)
 
 
 def first_samples(reference: Reference, count: int, total: int) -> Reference:

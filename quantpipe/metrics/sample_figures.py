@@ -57,10 +57,13 @@ class SampleFigures:
         if watched.divergence:
             self.kl += _divergences(expected, found).tolist()
 
-    def add_lost(self, rows: int) -> None:
-        """Include rows of another shape than the float model's, of which nothing can be compared."""
-        for figures in (self.signal, self.noise, self.kl, self.equal):
+    def add_lost(self, rows: int, watched: CountedAnswers | None, *, real: bool) -> None:
+        """Include rows of another shape than the float model's: no answer is equal, and nothing else is known."""
+        for figures in (self.signal, self.noise) if real else ():
             figures += [math.nan] * rows
+        if watched is not None:
+            self.equal += [0.0] * rows
+            self.kl += [math.inf] * rows if watched.divergence else []
 
     def by_sample(self, samples: int) -> SampleFigures:
         """Return the figures of each of `samples`, where a sample may have several rows of the output."""

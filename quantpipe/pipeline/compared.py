@@ -32,7 +32,8 @@ def compared_by(
     detections = layout_by(settings.detections, graph, decides=decides)
     found = _by_outputs(settings, graph, output, labelled=labelled, states=states)
     objective = settings.objective
-    return replace(found, detections=detections, metric=str(objective["metric"]), over=objective.get("over", "mean"))
+    found = replace(found, metric=str(objective["metric"]), over=objective.get("over", "mean"))
+    return replace(found, detections=detections, selected=graph.selected)
 
 
 def _by_outputs(settings: Settings, graph: Graph, output: str, *, labelled: bool, states: Iterable[str]) -> Compared:

@@ -20,6 +20,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
+from quantpipe.oprules.chosen import selected_outputs
 from quantpipe.pipeline.compared import compared_by
 from quantpipe.pipeline.settings import Settings
 from quantpipe.recover import with_split_channels
@@ -93,7 +94,7 @@ def load(settings: Settings) -> Inputs:
         if size is None and error.stage == "run" and _goes(clean, {name: values[:1] for name, values in feeds.items()}):
             raise ModelError(f"{error}; {ONE_AT_A_TIME}") from error
         raise
-    graph = replace(graph, states=states)
+    graph = replace(graph, states=states, selected=selected_outputs(graph))
     if wanted := settings.annotate.split_channels:
         graph = with_split_channels(graph, settings.spec, settings.schema, wanted)
     for samples in splits.roles.values():

@@ -46,6 +46,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         doubts=[str(said) for said in report.get("doubts") or ()],
         intervals=report.get("intervals") or {},
         squared_error=text.squared_error(report),
+        fitting=text.main_map(report),
         found=text.detections(report),
         outputs=[(row["output"], text.nearness(row)) for row in text.several_outputs(report.get("outputs"))],
         tone=tone,

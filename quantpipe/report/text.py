@@ -120,12 +120,34 @@ def _mapping(part: Any) -> Mapping[str, Any]:
 
 
 def nearness(row: dict[str, Any]) -> str:
-    """Return an output's SQNR and cosine; of integers, the share of equal ones."""
-    if _is_number(row.get("equal")):
-        return f"{percent(row['equal'])} equal"
+    """Return an output's SQNR and cosine; of integers, the share of equal ones; of maps, classes and keypoints."""
+    if (fitting := map_figures(row)) is not None:
+        return fitting
     whole = f"{decibel(row.get('sqnr_db'))}, cosine {number(row.get('cosine'))}"
     parts = [f"{part.get('tensor')} {decibel(part.get('sqnr_db'))}" for part in _parts(row)]
     return f"{whole} ({', '.join(parts)})" if parts else whole
+
+
+def map_figures(row: Mapping[str, Any]) -> str | None:
+    """Return the figures that fit an output of class numbers, class maps or heat maps; None for any other."""
+    said = []
+    if _is_number(row.get("equal")):
+        said.append(f"{percent(row['equal'])} equal")
+    if _is_number(row.get("miou")):
+        said.append(f"mIoU {percent(row['miou'])}")
+    if _is_number(row.get("pixels")):
+        said.append(f"keypoints {number(row['pixels'], 3)} pixels off, 95 % within {number(row.get('pixels_95'), 3)}")
+    if said and _is_number(row.get("sqnr_db")):
+        said.append(decibel(row["sqnr_db"]))
+    return ", ".join(said) or None
+
+
+def main_map(report: RunReport) -> str | None:
+    """Return `map_figures` of the output that metrics are about, in place of its divergence."""
+    rows = {row["output"]: row for row in _named(report.get("outputs"))}
+    name = _mapping(report.get("run")).get("output")
+    row = rows.get(name if isinstance(name, str) else next(iter(rows), ""))
+    return None if row is None else map_figures(row)
 
 
 def _parts(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.graph.ahead import in_order
-from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined
+from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined, lifted
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
 from quantpipe.hardware.cost import COSTS
@@ -179,7 +179,7 @@ class CandidateMeasure:
             for _, coming in running:
                 if lost := given_up():
                     return lost
-                outputs.append(coming.result())
+                outputs.append(lifted(coming.result(), r.reference.selected))
                 if bound is not None:
                     bound.add(outputs[-1])
         metrics = output_metrics(r.reference, self._found(outputs))

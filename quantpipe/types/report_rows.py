@@ -24,6 +24,9 @@ class OutputRow(TypedDict):
     cosine: float | None
     equal: NotRequired[float]
     miou: NotRequired[float | None]
+    keypoints: NotRequired[int]
+    pixels: NotRequired[float]
+    pixels_95: NotRequired[float]
     other_shape: NotRequired[int]
     parts: NotRequired[list[OutputPartRow]]
 

@@ -204,7 +204,7 @@ class ModelMetrics(TypedDict):
     """
 
     top1: float | None
-    kl: float
+    kl: float | None
     sqnr_db: float | None
     cosine: float | None
     detections: NotRequired[float | None]
