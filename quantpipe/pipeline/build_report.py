@@ -33,6 +33,7 @@ from quantpipe.types import (
     ConversionsPart,
     CostPart,
     DataPart,
+    EnoughPart,
     FloatNodeRow,
     FloatType,
     FormRow,
@@ -69,6 +70,7 @@ class Evaluated:
         imported: The file's grids and integers, where it was quantized already.
         forms: A row for each form, where there are several.
         beyond: What stored ranges cut off, compared with calibration.
+        enough: How ranges and loss depend on the number of calibration samples.
         first: Warnings that come before all others but the doubts.
         baseline: The accuracy of onnxruntime's own quantization, where it was compared.
     """
@@ -85,6 +87,7 @@ class Evaluated:
     forms: Sequence[FormRow] = ()
     beyond: Sequence[BeyondRow] = ()
     first: Sequence[str] = ()
+    enough: EnoughPart | None = None
     baseline: BaselinePart | None = None
 
 
@@ -130,6 +133,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "tables": table_rows(graph, plan),
         "overflow": list(evaluation.overflow),
         "beyond": list(evaluated.beyond),
+        "enough": evaluated.enough,
         "groups": {"rows": evaluation.groups.rows, "worst": evaluation.groups.worst},
         "rectified": list(found.rectified),
         "recover": list(recovery.get("steps", [])),

@@ -13,6 +13,7 @@ from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings
+from quantpipe.evaluate.enough_samples import enough
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
@@ -44,6 +45,7 @@ from quantpipe.types import (
     Measured,
     Profile,
     QuantPlan,
+    Range,
     RunReport,
 )
 from quantpipe.version import __version__
@@ -163,6 +165,10 @@ def _evaluate(
     rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
     halves = (beyond_half(job.graph, job.topology, profile) if profile is not None else None, below_half(plan))
     first = [said for said in halves if said is not None]
+    sample = enough(job.topology, found.strategy.bits, profile, lambda part: _ranges(job, found, part))
+    if sample is not None:
+        job.console.stage("samples", sample["sentence"])
+        first += [] if sample["enough"] else [sample["sentence"]]
     outside = beyond_rows(job.topology, plan, profile, evaluation.beyond)
     for warning in (
         *first,
@@ -206,6 +212,7 @@ def _evaluate(
         forms=rows,
         beyond=outside,
         first=first,
+        enough=sample,
         baseline=beaten,
     )
     figures = figures_of(
@@ -222,6 +229,12 @@ def _evaluate(
         ),
     )
     return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
+
+
+def _ranges(job: RunContext, found: SearchDecision, profile: Profile) -> dict[str, Range]:
+    """Return the range of each scale group by some statistics, at the bits that were chosen."""
+    table, bits = job.thresholds(profile), found.strategy.bits
+    return {g.key: table.group_range(g, bits[g.key]) for g in job.topology.groups if g.key in bits}
 
 
 def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:

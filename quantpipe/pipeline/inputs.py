@@ -12,6 +12,7 @@ from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, ModelError, nearest
+from quantpipe.evaluate.calibration_checks import calibration_doubts
 from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
@@ -101,7 +102,8 @@ def load(settings: Settings) -> Inputs:
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
     # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.
-    speaking = doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
+    speaking = calibration_doubts(splits.calibrate, splits.evaluate, size)
+    speaking += doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared)

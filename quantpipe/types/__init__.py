@@ -133,7 +133,7 @@ from quantpipe.types.reports import (
     SpeedPart,
     by_model,
 )
-from quantpipe.types.sample_rows import BeyondRow, GroupRow, GroupsPart, WorstSampleRow
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GroupRow, GroupsPart, WorstSampleRow
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
@@ -196,6 +196,7 @@ __all__ = [
     "DumpedRow",
     "DumpedSet",
     "Edge",
+    "EnoughPart",
     "ExplainReport",
     "ExplanationRow",
     "FinalistRow",

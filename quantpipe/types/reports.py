@@ -39,7 +39,7 @@ from quantpipe.types.report_rows import (
     ThresholdRuleRow,
     WithoutKernelRow,
 )
-from quantpipe.types.sample_rows import BeyondRow, GroupsPart
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GroupsPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
 
@@ -389,6 +389,7 @@ class RunReport(OptionalParts):
     overflow: list[OverflowRow]
     groups: GroupsPart
     beyond: list[BeyondRow]
+    enough: EnoughPart | None
     rectified: list[RectifiedRow]
     recover: list[StepRow]
     recovery: RecoveryGain | None

@@ -58,3 +58,22 @@ class BeyondRow(TypedDict):
     cut_off: float | None
     cut_off_sqnr_db: float | None
     far: bool
+
+
+class EnoughPart(TypedDict):
+    """How ranges and loss depend on the number of calibration samples.
+
+    `half_db`, `twice_db`: the noise of the stored activations with half and with twice the samples, compared with now.
+    `moved`, `moved_most`: the change of ranges from half of them, as a share of their width, in the median and at most;
+    `tensors` move most. `more_bits`: ranges that half of the samples would cost a bit.
+    """
+
+    samples: int
+    half_db: float
+    twice_db: float
+    moved: float
+    moved_most: float
+    tensors: list[str]
+    more_bits: int
+    enough: bool
+    sentence: str
