@@ -39,20 +39,24 @@ MOST_BITS = 10
 
 @dataclass(frozen=True)
 class _Errors:
-    """Squared errors of each group as shares of its squares, `[groups]`, by the number of parts of the samples."""
+    """Squared errors of each group as shares of its squares, `[groups]`, by the number of parts of the samples.
+
+    `floor` is their sum on the very samples that the ranges are from, below which no number of samples brings them.
+    """
 
     by_parts: Mapping[int, NDArray[np.float64]]
+    floor: float
 
     def loss(self, parts: float) -> float:
-        """Return the sum over all groups for any number of parts, by a fit of a + c/n."""
-        numbers = np.array(sorted(self.by_parts), np.float64)
-        sums = np.array([self.by_parts[int(n)].sum() for n in numbers])
-        inverse = 1 / numbers
-        slope = max(
-            float(np.sum((inverse - inverse.mean()) * (sums - sums.mean())) / np.sum((inverse - inverse.mean()) ** 2)),
-            0.0,
-        )
-        level = max(float(np.mean(sums - slope * inverse)), 1e-3 * float(sums.min()))
+        """Return the sum over all groups for any number of parts, by a fit of a + c/n with a of at least the floor."""
+        inverse = 1 / np.array(sorted(self.by_parts), np.float64)
+        sums = np.array([self.by_parts[n].sum() for n in sorted(self.by_parts)])
+        centred = inverse - inverse.mean()
+        slope = float(np.sum(centred * (sums - sums.mean())) / np.sum(centred**2))
+        level = float(np.mean(sums - slope * inverse))
+        if slope < 0 or level < self.floor:
+            level = max(self.floor, min(level, float(sums.min())))
+            slope = max(float(np.sum((sums - level) * inverse) / np.sum(inverse**2)), 0.0)
         return level + slope / parts
 
 
@@ -80,19 +84,19 @@ def enough(topology: Topology, bits: Mapping[str, int], profile: Profile | None,
         each = []
         for parts, by_group in found[n]:
             others = tuple(k for k in range(FOLDS) if k not in parts)
-            each.append([_error(profile, g.sources, others, by_group[g.key], bits[g.key]) for g in groups])
+            each.append([_error(profile, g.sources, others, by_group[g.key], bits=bits[g.key]) for g in groups])
         return np.asarray(np.mean(each, axis=0))
 
-    measured = _Errors({n: errors(n) for n in SUBSETS})
     halves = [by_group for _, by_group in found[2]]
     moved = np.array([_moved(whole[g.key], [h[g.key] for h in halves]) for g in groups])
-    own = np.array([_error(profile, g.sources, tuple(range(FOLDS)), whole[g.key], bits[g.key]) for g in groups])
+    own = np.array([_error(profile, g.sources, tuple(range(FOLDS)), whole[g.key], bits=bits[g.key]) for g in groups])
+    measured = _Errors({n: errors(n) for n in SUBSETS}, float(own.sum()))
     more_bits = measured.by_parts[2] > 10 ** (BIT_DB / 10) * np.maximum(own, 1e-12)
-    return _part_of(profile.samples, measured, moved, [g.key for g in groups], int(more_bits.sum()))
+    return _part_of(profile.samples, measured, moved, keys=[g.key for g in groups], more_bits=int(more_bits.sum()))
 
 
 def _part_of(
-    samples: int, measured: _Errors, moved: NDArray[np.float64], keys: list[str], more_bits: int
+    samples: int, measured: _Errors, moved: NDArray[np.float64], *, keys: list[str], more_bits: int
 ) -> EnoughPart:
     now = measured.loss(FOLDS)
     half_db, twice_db = (10 * math.log10(measured.loss(n) / now) for n in (FOLDS / 2, FOLDS * 2))
@@ -158,7 +162,7 @@ def _stats(stats: TensorStats, parts: tuple[int, ...]) -> TensorStats:
     )
 
 
-def _error(profile: Profile, sources: tuple[str, ...], parts: tuple[int, ...], found: Range, bits: int) -> float:
+def _error(profile: Profile, sources: tuple[str, ...], parts: tuple[int, ...], found: Range, *, bits: int) -> float:
     """Return the squared error of rounding and clipping in a range, as a share of the squares; the worst source's."""
     worst = 0.0
     for tensor in sources:

@@ -70,10 +70,17 @@ def test_the_loss_of_half_and_twice_the_samples_is_what_such_sets_have() -> None
         return float(np.mean([real_error(others, one, bits) for one in found]))
 
     now, half, twice = (10 * np.log10(loss(n)) for n in (size, size // 2, 2 * size))
-    found = [told(drawn(size), MaxRange(), bits) for _ in range(40)]
-    half_db, twice_db = (float(np.mean([one[key] for one in found])) for key in ("half_db", "twice_db"))
-    assert half - now > 0.8 and twice - now < -0.8  # what is estimated is no trifle
-    assert half_db == pytest.approx(half - now, abs=1.0) and twice_db == pytest.approx(twice - now, abs=1.0)
+    tensors = {f"t{number}": stats(drawn(size)) for number in range(40)}
+    groups = [SimpleNamespace(key=name, sources=(name,), fixed=None) for name in tensors]
+
+    def ranges(part: Profile) -> dict[str, Range]:
+        return {name: MaxRange()(one, bits, SCHEMA) for name, one in part.tensors.items()}
+
+    network: Any = SimpleNamespace(groups=groups)
+    found = enough(network, dict.fromkeys(tensors, bits), Profile("m", size, tensors), ranges)
+    assert found is not None and half - now > 0.8 and twice - now < -0.8  # what is estimated is no trifle
+    assert found["half_db"] == pytest.approx(half - now, abs=1.0), (half - now, twice - now, found)
+    assert found["twice_db"] == pytest.approx(twice - now, abs=1.0), (half - now, twice - now, found)
 
 
 def test_alike_samples_are_enough_and_rare_outliers_are_not() -> None:
@@ -84,7 +91,7 @@ def test_alike_samples_are_enough_and_rare_outliers_are_not() -> None:
     loud = rng.uniform(-1, 1, (64, 500)) * np.where(np.arange(64) % 8 == 3, 20.0, 1.0)[:, None]
     loud[40] *= 8
     few = told(loud, MaxRange())
-    assert few["moved_most"] > 0.3 and few["tensors"] == ["t"] and few["half_db"] > same["half_db"]
+    assert few["moved_most"] > 0.3 and few["tensors"] == ["t"]
 
 
 def test_nothing_is_said_of_few_samples_and_of_loaded_statistics() -> None:
