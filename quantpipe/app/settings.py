@@ -45,7 +45,7 @@ from quantpipe.pipeline.settings import (
     SearchSettings,
     Settings,
 )
-from quantpipe.pipeline.vector_settings import VectorSettings
+from quantpipe.pipeline.vector_settings import TimesSettings, VectorSettings
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
 from quantpipe.types import Keep
@@ -87,6 +87,7 @@ KEYS = (
     "runs",
     "dump",
     "vectors",
+    "identify",
     "import",
 )
 
@@ -243,6 +244,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         runs=tuple(_expect(plain.get("runs") or [], ("",), "runs")),
         dump=_path(plain["dump"], "dump", launch) if plain.get("dump") else None,
         vectors=_built(VectorSettings, plain.get("vectors") or {}, "vectors"),
+        identify=_built(TimesSettings, plain.get("identify") or {}, "identify"),
         replay=_built(ReplaySettings, plain["replay"], "replay"),
         value_of=given.get("value_of")
         or (

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.gain import rate, real_rate
+from quantpipe.hardware.predictor import PREDICTED, predicted
 from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
 from quantpipe.hardware.vectors import vector_steps
 from quantpipe.oprules import rule_of
@@ -208,6 +210,13 @@ COSTS: Mapping[str, CostFunction] = {
     "cycles": cycles,
     "peak_activation_bytes": peak_activation_bytes,
 }
+
+
+def cost_function(name: str) -> CostFunction | None:
+    """Return the function of a cost by its name, fitted predictions included; None for a measured latency."""
+    if name in PREDICTED:
+        return partial(predicted, PREDICTED[name])
+    return COSTS.get(name)
 
 
 def macs(node: Node, graph: Graph) -> int:

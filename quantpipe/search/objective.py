@@ -80,6 +80,8 @@ class CostKind(StrEnum):
     CYCLES = "cycles"
     PEAK_ACTIVATION_BYTES = "peak_activation_bytes"
     LATENCY = "latency"
+    PREDICTED_LATENCY = "predicted_latency"
+    ENERGY = "energy"
 
 
 class Over(StrEnum):

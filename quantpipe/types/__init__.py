@@ -14,6 +14,8 @@ from quantpipe.types.dumped import (
     ExplanationRow,
     IdentifiedField,
     IdentifyReport,
+    LayerFit,
+    TimesReport,
 )
 from quantpipe.types.explained import (
     AccumulatorRow,
@@ -231,6 +233,7 @@ __all__ = [
     "Kernel",
     "KernelPlan",
     "LatencyPart",
+    "LayerFit",
     "LayerRow",
     "LeftOutPart",
     "Limit",
@@ -322,6 +325,7 @@ __all__ = [
     "TensorStats",
     "Term",
     "ThresholdRuleRow",
+    "TimesReport",
     "Topology",
     "Trial",
     "Unify",

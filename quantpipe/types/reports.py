@@ -298,6 +298,8 @@ class CostPart(TypedDict):
     bops: float
     cycles: float
     peak_activation_bytes: float
+    predicted_latency: NotRequired[float]
+    energy: NotRequired[float]
 
 
 class LatencyPart(TypedDict, total=False):
