@@ -1,8 +1,8 @@
 """Predict the times of layers of networks that the predictor was not fitted to (objective.cost=latency).
 
 Draws networks of random shapes, quantizes them for onnxruntime on this CPU, measures each layer with onnxruntime's
-profiler on one thread, and fits the figures of `cost.layers`. Then it predicts the layers of real networks, none of
-which was fitted to. The table has the median of the relative errors per network and per kind of kernel.
+profiler on one thread. The layers of each real network are predicted by figures of `cost.layers` that are fitted to all
+other networks, drawn and real. The table has the median of the relative errors per network and per kind of kernel.
 
     python benchmarks/layer_times.py [--nets 8] [--repeats 100] [--folder FOLDER] [--lock FILE] [--out FILE.md]
 """
@@ -29,16 +29,20 @@ from machine import processor  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import quantpipe  # noqa: E402
+from quantpipe.api.options import given_dataset  # noqa: E402
 from quantpipe.app.explain import settings_of_run  # noqa: E402
 from quantpipe.conform.layer_times import MeasuredLayer, fit, read_times  # noqa: E402
 from quantpipe.hardware.predictor import predicted_layer  # noqa: E402
 from quantpipe.pipeline.identify_times import identify_times, layers_of_runs  # noqa: E402
+from quantpipe.pipeline.settings import Settings  # noqa: E402
 
 REAL = (
     "cifar10_resnet20", "cifar10_resnet8_mlperf", "vww_mobilenet_v1_025", "kws_dscnn", "ad_autoencoder",
     "imagenet_efficientnet_lite0", "digits", "digits_vit",
 )  # fmt: skip
 CHANNELS = (3, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 512, 672, 1024)
+LARGE = 10
+"""Microseconds from which the profiler's resolution is no longer a tenth."""
 QUICK: dict[str, Any] = {
     "precision": "none", "recover": "none", "search": "uniform",
     "evaluate": {"latency_runs": 5, "latency_seconds": 1, "baseline": "none", "explain": "none", "layer_samples": 4,
@@ -108,13 +112,13 @@ def drawn(path: Path, seed: int) -> tuple[Path, np.ndarray[Any, Any]]:
     return path, rng.standard_normal((32, *shape)).astype(np.float32)
 
 
-def quantized(folder: Path, name: str, make: Any) -> Path:
-    """Quantize a network into a folder of its own, unless it is there."""
+def quantized(folder: Path, name: str, make: Any) -> Settings:
+    """Quantize a network into a folder of its own, unless it is there, and return the settings of the run."""
     run = folder / name
+    model, samples = make()
     if not (run / "evaluate" / "report.json").is_file():
-        model, samples = make()
         quantpipe.quantize(model, samples, "ort_cpu", folder=run, **QUICK)
-    return run
+    return settings_of_run(run, plugins=[], given={"dataset": given_dataset(run, samples)}, key="runs")
 
 
 def real(name: str, folder: Path) -> tuple[Path, Any]:
@@ -124,38 +128,36 @@ def real(name: str, folder: Path) -> tuple[Path, Any]:
     return case.model, np.concatenate([part[port] for part in (case.calibrate, case.search, case.evaluate)])
 
 
-def error(layers: list[MeasuredLayer], figures: Any) -> np.ndarray[Any, Any]:
-    """Return the relative error of each layer."""
-    return np.array([abs(predicted_layer(one.work, figures) / one.took["latency"] - 1) for one in layers])
-
-
-def table(fitted: list[MeasuredLayer], others: list[MeasuredLayer]) -> str:
-    """Return the result as Markdown."""
-    figures = fit(fitted, "latency")
-    parts: dict[str, list[MeasuredLayer]] = defaultdict(list)
-    for one in others:
-        parts[one.network].append(one)
-        parts[one.work.kind].append(one)
+def table(layers: list[MeasuredLayer]) -> str:
+    """Return the result as Markdown: the layers of each real network, predicted by figures of all other networks."""
+    parts: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for network in dict.fromkeys(one.network for one in layers):
+        if not network.startswith("drawn"):
+            figures = fit([one for one in layers if one.network != network], "latency")
+            for one in (one for one in layers if one.network == network):
+                pair = one.took["latency"], predicted_layer(one.work, figures)
+                for name in ("all", network, one.work.kind):
+                    parts[name].append(pair)
     lines = []
-    for name, layers in [("all", others), *parts.items()]:
-        errors, took = error(layers, figures), np.array([one.took["latency"] for one in layers])
-        guess = sum(predicted_layer(one.work, figures) for one in layers)
-        large = errors[took >= 10]
-        large_text = f"{100 * np.median(large):.1f} % ({len(large)})" if len(large) else "none"
+    for name, pairs in parts.items():
+        took, guess = np.array(pairs).T
+        errors = np.abs(guess / took - 1)
+        large = errors[took >= LARGE]
+        text = f"{100 * np.median(large):.1f} % ({len(large)})" if len(large) else "none"
         typical, most = 100 * np.median(errors), 100 * np.quantile(errors, 0.9)
-        sums = f"{took.sum():.0f} | {guess:.0f}"
-        lines.append(f"| {name} | {len(layers)} | {typical:.1f} % | {most:.0f} % | {large_text} | {sums} |")
-    networks = len({one.network for one in fitted})
-    count = len({one.network for one in others})
-    head = "| layers of | layers | median error | 90 % within | median of 10 µs and more | measured µs | predicted µs |"
+        lines.append(
+            f"| {name} | {len(took)} | {typical:.1f} % | {most:.0f} % | {text} | {took.sum():.0f} | {guess.sum():.0f} |"
+        )
+    networks = len({one.network for one in layers})
     return "\n".join(
         [
             "# Predicted times of layers",
             "",
-            f"{processor()}; one thread. Fitted to {len(fitted)} layers of {networks} drawn networks, predicted for",
-            f"the {len(others)} layers of {count} other networks (benchmarks/layer_times.py).",
+            f"{processor()}; one thread. {len(layers)} layers of {networks} networks; each real network is predicted",
+            "by figures that were fitted to all others (benchmarks/layer_times.py). The profiler counts whole",
+            "microseconds.",
             "",
-            head,
+            f"| layers of | layers | median error | 90 % within | from {LARGE} µs on | measured µs | predicted µs |",
             "|---|---|---|---|---|---|---|",
             *lines,
             "",
@@ -180,14 +182,12 @@ def main() -> None:
         runs[name] = quantized(folder, name, lambda name=name, seed=seed: drawn(folder / f"{name}.onnx", seed))
     for name in REAL:
         runs[name] = quantized(folder, name, lambda name=name: real(name, folder))
-    settings = {name: settings_of_run(run, plugins=[], given=None, key="runs") for name, run in runs.items()}
     with given.lock.open("w") if given.lock else nullcontext() as lock:
         if lock is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        found = identify_times(settings, Quiet(), None, given.repeats)
-    layers, _ = read_times(Path(found["times"]), layers_of_runs(settings, Quiet()))
-    drawn_ones = [one for one in layers if one.network.startswith("drawn")]
-    text = table(drawn_ones, [one for one in layers if not one.network.startswith("drawn")])
+        found = identify_times(runs, Quiet(), None, given.repeats)
+    layers, _ = read_times(Path(found["times"]), layers_of_runs(runs, Quiet()))
+    text = table(layers)
     sys.stdout.write(text)
     if given.out is not None:
         given.out.write_text(text)

@@ -126,7 +126,7 @@ def _beyond_in_file(graph: Graph, profile: Profile) -> str | None:
 
 
 def _reaching(tensors: Iterable[str], profile: Profile) -> dict[str, float]:
-    """Return the greatest absolute calibration value of each tensor that has statistics."""
+    """Return the maximum absolute calibration value of each tensor that has statistics."""
     found = ((t, profile.tensors[t]) for t in tensors if t in profile.tensors)
     return {t: max(-stats.minimum, stats.maximum) for t, stats in found}
 

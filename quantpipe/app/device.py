@@ -32,7 +32,7 @@ def with_cost(objective: Mapping[str, Any], spec: HardwareSpec) -> dict[str, Any
     fitted = {quantity: name for name, quantity in PREDICTED.items() if quantity in spec.cost.layers}
     if isinstance(asked, str) and asked in PREDICTED and asked not in fitted.values():
         raise ConfigError(
-            f"is {asked}, and the hardware file of {spec.name} has no cost.layers.{PREDICTED[asked]}; fit it to "
+            f"is {asked}, and the hardware file of {spec.name} has no cost.layers.{PREDICTED[asked]}. Fit it to "
             "measured layers with command=identify identify.times=FILE.csv (docs/hardware.md), or give another cost",
             where="objective.cost",
         )

@@ -45,7 +45,7 @@ from quantpipe.pipeline.settings import (
     SearchSettings,
     Settings,
 )
-from quantpipe.pipeline.vector_settings import TimesSettings, VectorSettings
+from quantpipe.pipeline.vector_settings import OF_FINISHED_RUNS
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
 from quantpipe.types import Keep
@@ -227,8 +227,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         keep=_keep(plain.get("import") or {}),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         cells=cell_forms(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
-        verify=str(plain["verify"]),
-        verbosity=str(plain["verbosity"]),
+        **{key: str(plain[key]) for key in ("verify", "verbosity")},
         seed=_seed(plain["seed"]),
         folder=start.folder,
         resume_command=start.resume_command,
@@ -243,8 +242,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         pick=str(plain["pick"]),
         runs=tuple(_expect(plain.get("runs") or [], ("",), "runs")),
         dump=_path(plain["dump"], "dump", launch) if plain.get("dump") else None,
-        vectors=_built(VectorSettings, plain.get("vectors") or {}, "vectors"),
-        identify=_built(TimesSettings, plain.get("identify") or {}, "identify"),
+        **{key: _built(kind, plain.get(key) or {}, key) for key, kind in OF_FINISHED_RUNS.items()},
         replay=_built(ReplaySettings, plain["replay"], "replay"),
         value_of=given.get("value_of")
         or (

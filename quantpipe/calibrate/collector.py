@@ -191,7 +191,7 @@ def _stride(array: NDArray[Any], most: int) -> int:
 def _folds(values: NDArray[Any], samples: int, first_sample: int) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield the values of some samples in parts, each with the number of its fold: every fourth sample is of one.
 
-    The values of a sample follow one another; where they cannot be told apart, all are of the first sample's fold.
+    The values of a sample follow one another; values that fit no sample are all of the first sample's fold.
     """
     each, rest = divmod(values.size, samples)
     if rest or not each:

@@ -163,7 +163,7 @@ def fit(layers: Sequence[MeasuredLayer], quantity: str) -> Figures:
 
 
 def _fit(layers: Sequence[MeasuredLayer], quantity: str) -> dict[str, float]:
-    """Return figures of at least zero with the least relative errors; large errors count less than by their square."""
+    """Return figures of at least zero with minimum relative errors; large errors count less than by their square."""
     from scipy.optimize import nnls
 
     work = np.array([[one.work.amounts[name] for name in AMOUNTS] for one in layers])

@@ -109,7 +109,7 @@ def as_groups(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.str_]:
         )
     if raw.dtype.kind not in "iubSUO":
         raise DataError(
-            f"groups are {raw.dtype}; legal are integers and texts. Cut real numbers into intervals first.",
+            f"groups are {raw.dtype}; legal are integers and texts. Cut floats into intervals first.",
             stage="data",
             where=where,
         )

@@ -1,6 +1,6 @@
 """Recognize calibration samples that cannot be right, by comparing them with the evaluation samples.
 
-A few samples of both are read; no model runs. Noise is only recognized next to evaluation samples that are none.
+A few samples of both are read; no model runs. Noise is only recognized next to evaluation samples with a structure.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Seen:
 
     @property
     def correlation(self) -> float | None:
-        """Return the mean correlation of neighbours along the axis where it is largest; None where none is known."""
+        """Return the mean correlation of neighbours along the axis where it is largest; None if unknown."""
         return max((float(np.mean(some)) for some in self.correlations.values()), key=abs, default=None)
 
     @property

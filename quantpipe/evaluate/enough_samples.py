@@ -63,8 +63,8 @@ class _Errors:
 def enough(topology: Topology, bits: Mapping[str, int], profile: Profile | None, ranges: Ranges) -> EnoughPart | None:
     """Return how ranges and loss depend on the number of calibration samples.
 
-    `bits` by key of the group. The result is None for statistics that do not tell parts of the samples apart, such as
-    loaded ones, and for fewer than eight samples.
+    `bits` by key of the group. There is no result for statistics without parts of the samples, such as loaded ones, and
+    for fewer than eight samples.
     """
     if profile is None or profile.samples < FEWEST:
         return None
@@ -139,7 +139,7 @@ def _part(profile: Profile, parts: tuple[int, ...]) -> Profile:
 
 
 def _stats(stats: TensorStats, parts: tuple[int, ...]) -> TensorStats:
-    """Return the statistics of some parts, as far as their counts show them: ends are those of bins."""
+    """Return the statistics of some parts, as far as their counts show them: minimum and maximum are ends of bins."""
     counts = stats.folds[list(parts)].sum(axis=0)
     edges = borders(stats.limit, len(counts))
     used = np.flatnonzero(counts)

@@ -85,7 +85,7 @@ class Evaluation:
 
     @property
     def hidden(self) -> list[str]:
-        """Return what averages hide, in sentences: to be said before all other warnings."""
+        """Return what averages hide, in sentences that come before all other warnings."""
         return list(self.groups.warnings)
 
     @property
@@ -276,7 +276,7 @@ def _outputs(
     graph: Graph,
     names: Sequence[str],
 ) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
-    """Return some outputs of a model over a split, by name, and the labels; `FACTS` means those of the samples."""
+    """Return some outputs of a model over a split, by name, and the labels; `FACTS` names the facts of the samples."""
 
     def run(batch: Batch) -> list[NDArray[Any]]:
         found = session.run({**batch.inputs, **(extra or {})}, [n for n in names if n != FACTS])

@@ -120,7 +120,7 @@ def nearness(graph: Graph, realized: Session, samples: Samples) -> list[OutputRo
 
 @dataclass(frozen=True)
 class OutputFigures:
-    """Hold the report's row of an output, and its figures for each sample; `parts`: those of its parts by tensor."""
+    """Hold the report's row of an output, and its figures for each sample; `parts`: the same of its parts by tensor."""
 
     row: OutputRow
     samples: SampleFigures

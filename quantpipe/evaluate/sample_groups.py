@@ -37,7 +37,7 @@ LEAST_SAMPLES = 2
 
 @dataclass(frozen=True, eq=False)
 class SampleFacts:
-    """Hold what is known of the samples themselves.
+    """Hold facts about the samples themselves.
 
     `energy` `[N]` is the mean square of the float inputs, in dB; `length` `[N]` the length of each sample, None where
     all are equal; `groups` `[N]` by `dataset.groups`. `samples` names them.
@@ -68,8 +68,8 @@ class SampleFacts:
 def facts_of(batch: Batch) -> Reals:
     """Return for each sample `[n, 1 + axes + masks]` its energy, its sizes, and the ones of its masks.
 
-    The energy is the mean square of all float inputs. Sizes are those of all axes of the inputs. A mask is an input of
-    integers or booleans `[n, length]`; -1 where it holds other numbers than 0 and 1.
+    The energy is the mean square of all float inputs. Sizes are the sizes of all axes of the inputs. A mask is an input
+    of integers or booleans `[n, length]`; -1 where it holds other numbers than 0 and 1.
     """
     count = len(batch)
     squares, elements = np.zeros(count), 0
@@ -99,7 +99,7 @@ class Group:
 
 
 def groups_by(facts: SampleFacts) -> Iterator[Group]:
-    """Yield the groups of the samples by what is known of them before any model runs."""
+    """Yield the groups of the samples by facts that need no model."""
     known = facts.energy[np.isfinite(facts.energy)]
     if len(known) and known.max() - known.min() >= LEAST_SPREAD_DB:
         yield from _quantiles("energy", facts.energy, "{:.0f} to {:.0f} dB")
@@ -202,7 +202,7 @@ def _judge(
 def losses(figures: SampleFigures) -> Reals | None:
     """Return the loss of each sample, `[N]`: its divergence, its noise as a share of its signal, or its lost answers.
 
-    The result is None where nothing is known of the samples.
+    There is no result where nothing is known about the samples.
     """
     if figures.kl:
         return np.asarray(figures.kl)
@@ -267,7 +267,7 @@ def _class_rows(output: str, part: str | None, figures: SampleFigures) -> list[G
 def _sqnr(signal: Reals, noise: Reals) -> tuple[float | None, list[float] | None]:
     """Return the SQNR of some samples in dB and its 95 % interval; None where nothing is lost.
 
-    The interval is that of a ratio of means (delta method), in logarithms.
+    It is the interval of a ratio of means (delta method), in logarithms.
     """
     known = ~np.isnan(signal)
     signal, noise = signal[known], noise[known]

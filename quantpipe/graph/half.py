@@ -156,7 +156,7 @@ def _reads_bits(node: ir.Node) -> bool:
 
 
 def _types(model: ir.Model, only: ir.DataType | None = None) -> dict[str, int]:
-    """Return the inferred type of each tensor that a node makes or a port holds; `only` those of one type."""
+    """Return the inferred type of each tensor that a node makes or a port holds; with `only`, of that type."""
     proto, _ = without_weights(model)
     return {
         v.name: v.type.tensor_type.elem_type

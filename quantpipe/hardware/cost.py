@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
@@ -215,7 +214,8 @@ COSTS: Mapping[str, CostFunction] = {
 def cost_function(name: str) -> CostFunction | None:
     """Return the function of a cost by its name, fitted predictions included; None for a measured latency."""
     if name in PREDICTED:
-        return partial(predicted, PREDICTED[name])
+        quantity = PREDICTED[name]
+        return lambda topology, graph, spec, bits: predicted(quantity, topology, graph, spec, bits=bits)
     return COSTS.get(name)
 
 

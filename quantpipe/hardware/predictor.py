@@ -17,11 +17,12 @@ from quantpipe.types import HardwareSpec, Topology
 
 QUANTITIES: Mapping[str, str] = {"latency": "microseconds", "energy": "nanojoules"}
 """What is predicted, and its unit."""
-AMOUNTS = ("launch", "macs", "padded", "columns", "reads", "results", "weights")
+AMOUNTS = ("launch", "macs", "padded", "columns", "taps", "pixels", "reads", "results", "weights")
 """Amounts of work of a layer and sample.
 
 One start; multiply-accumulates; the same with channels padded to blocks of 16; values that a convolution gathers from
-its windows; activations that are read and written; weights.
+its windows; places that its windows read; windows, or rows of a product; activations that are read and written;
+weights.
 """
 ANY = "any"
 """The kind of layers of whose kind none was measured."""
@@ -50,9 +51,11 @@ def _work(node: Node, topology: Topology, graph: Graph, bits: Mapping[str, int])
     macs = float(multiply_accumulates(node, graph))
     shape = graph.shapes.get(weight or "", ())
     stem = rule.family.value if rule is not None else "other"
-    padded, columns = macs, 0.0
+    padded, columns, taps, pixels = macs, 0.0, 0.0, 0.0
     if macs and weight is not None and rule is not None and rule.family is Family.ACCUMULATE:
         stem = _of_weight(shape)
+        pixels = macs / max(prod(shape), 1)
+        taps = pixels * prod(shape[2:])
         if stem in ("pointwise", "spatial"):
             rows, terms = shape[0], prod(shape[1:])
             padded = macs * ceil(rows / BLOCK) * BLOCK / rows * ceil(terms / BLOCK) * BLOCK / terms
@@ -68,6 +71,8 @@ def _work(node: Node, topology: Topology, graph: Graph, bits: Mapping[str, int])
         "macs": macs,
         "padded": padded,
         "columns": columns,
+        "taps": taps,
+        "pixels": pixels,
         "reads": float(reads),
         "results": float(results),
         "weights": float(prod(shape)) if weight is not None else 0.0,
@@ -91,7 +96,7 @@ def predicted_layer(work: LayerWork, figures: Mapping[str, Mapping[str, float]])
     return sum(known.get(name, 0.0) * amount for name, amount in work.amounts.items())
 
 
-def predicted(quantity: str, topology: Topology, graph: Graph, spec: HardwareSpec, bits: Mapping[str, int]) -> float:
+def predicted(quantity: str, topology: Topology, graph: Graph, spec: HardwareSpec, *, bits: Mapping[str, int]) -> float:
     """Return the predicted latency in microseconds, or energy in nanojoules, of one sample."""
     figures = spec.cost.layers[quantity]
     return sum(predicted_layer(work, figures) for work in layer_works(topology, graph, bits).values())

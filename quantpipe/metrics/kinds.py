@@ -75,7 +75,7 @@ def automatic(
 
 
 def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bool) -> dict[str, CountedAnswers]:
-    """Return what is counted of each output that holds answers, besides its noise; `main`: the one of the labels."""
+    """Return the answers to count in each output that holds answers; `main`: the one of the labels."""
     kinds = {loss.output: loss.kind for loss in compared.losses}
     found = {}
     for output in graph.outputs:

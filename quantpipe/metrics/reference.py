@@ -330,7 +330,7 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
     """Return the value that a search maximizes.
 
     It is top1, -kl, -mse, -loss (NaN for accuracy without labels), the agreement of detections, or what the user's
-    function gives; the value over the worst samples where they judge (`objective.over`).
+    function gives. With `objective.over` it is the value over the worst samples.
     """
     if WORST in metrics:
         return metrics[WORST]

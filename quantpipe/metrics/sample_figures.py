@@ -19,7 +19,7 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CountedAnswers:
-    """Say what is counted of an output besides its noise: its answers, and for class scores the divergence."""
+    """State the counted answers of an output, and for class scores whether the divergence is computed."""
 
     answers: Answers
     divergence: bool = False

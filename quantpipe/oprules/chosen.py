@@ -44,7 +44,7 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
 
 
 def _first_axis(port: ir.Value) -> str | None:
-    """Return the name of a port's first axis; None where it has none."""
+    """Return the name of a port's first axis; None without a name."""
     first = port.shape[0] if port.shape is not None and len(port.shape) else None
     return first.value if isinstance(first, ir.SymbolicDim) else None
 

@@ -237,7 +237,7 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
     found = {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
     for name, quantity in PREDICTED.items():
         if quantity in spec.cost.layers:
-            found[name] = predicted(quantity, topology, graph, spec, strategy.bits)
+            found[name] = predicted(quantity, topology, graph, spec, bits=strategy.bits)
     return cast("CostPart", found)
 
 

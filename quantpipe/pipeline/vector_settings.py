@@ -51,6 +51,10 @@ class TimesSettings:
         whole("identify.repeats", self.repeats, least=5)
 
 
+OF_FINISHED_RUNS = {"vectors": VectorSettings, "identify": TimesSettings}
+"""Sections of the configuration for commands on finished runs, and the types of their settings."""
+
+
 def refuse_runs(command: str, runs: Sequence[str], dump: Path | None, times: str | None = None) -> None:
     """Raise ConfigError where a command has not the runs, or not the dump, that it needs."""
     if command in OF_RUNS and not runs:

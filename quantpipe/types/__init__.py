@@ -117,7 +117,6 @@ from quantpipe.types.reports import (
     DataPart,
     DevicePart,
     FrontPart,
-    GeneralizationPart,
     LatencyPart,
     LeftOutPart,
     Metrics,
@@ -135,7 +134,7 @@ from quantpipe.types.reports import (
     SpeedPart,
     by_model,
 )
-from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GroupRow, GroupsPart, WorstSampleRow
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupRow, GroupsPart, WorstSampleRow
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy

@@ -39,7 +39,7 @@ from quantpipe.types.report_rows import (
     ThresholdRuleRow,
     WithoutKernelRow,
 )
-from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GroupsPart
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupsPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
 
@@ -251,19 +251,6 @@ class DataPart(TypedDict):
     skipped_names: list[str]
     state: NotRequired[dict[str, str]]
     sequences: NotRequired[int]
-
-
-class GeneralizationPart(TypedDict):
-    """Losses on the samples of the search and on others."""
-
-    metric: str
-    search: float
-    report: float
-    difference: float
-    standard_error: float
-    parted: bool
-    search_samples: int
-    report_samples: int
 
 
 class CalibratePart(TypedDict):

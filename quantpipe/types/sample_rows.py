@@ -77,3 +77,16 @@ class EnoughPart(TypedDict):
     more_bits: int
     enough: bool
     sentence: str
+
+
+class GeneralizationPart(TypedDict):
+    """Losses on the samples of the search and on others."""
+
+    metric: str
+    search: float
+    report: float
+    difference: float
+    standard_error: float
+    parted: bool
+    search_samples: int
+    report_samples: int

@@ -17,7 +17,7 @@ from quantpipe.data import DigitsDataset
 from quantpipe.errors import ConfigError, DataError, HardwareError
 from quantpipe.hardware.cost import COSTS, cost_function
 from quantpipe.hardware.load import load_hardware
-from quantpipe.hardware.predictor import ANY, LayerWork, layer_works, predicted_layer
+from quantpipe.hardware.predictor import AMOUNTS, ANY, LayerWork, layer_works, predicted_layer
 from quantpipe.pipeline.identify_times import identify_times
 from tests.ops.line import Net, hardware_data, line
 
@@ -25,8 +25,8 @@ KINDS = {"int8 spatial": (4.0, 2e-4), "int8 dense": (2.0, 1e-3), "float rows": (
 
 
 def work(kind: str, macs: float, results: float) -> LayerWork:
-    amounts = {"launch": 1.0, "macs": macs, "padded": macs, "columns": 0.0, "reads": results, "results": results}
-    return LayerWork(kind, {**amounts, "weights": 0.0})
+    amounts = {"launch": 1.0, "macs": macs, "padded": macs, "reads": results, "results": results}
+    return LayerWork(kind, {**dict.fromkeys(AMOUNTS, 0.0), **amounts})
 
 
 def measured(noise: float, rng: np.random.Generator, networks: int = 4) -> list[MeasuredLayer]:
