@@ -20,7 +20,7 @@ from quantpipe.app.command_line import changed_keys, overrides_of, resume_comman
 from quantpipe.app.compose import hardware_file
 from quantpipe.app.device import with_bits, with_cost
 from quantpipe.app.forms import forms_of, forms_record, is_implied, refuse_half, several_options
-from quantpipe.app.functions import functions_of, load_function
+from quantpipe.app.functions import functions_of, objective_function
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
 from quantpipe.app.hardware_place import load_located
@@ -227,7 +227,8 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         keep=_keep(plain.get("import") or {}),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         cells=cell_forms(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
-        **{key: str(plain[key]) for key in ("verify", "verbosity")},
+        verify=str(plain["verify"]),
+        verbosity=str(plain["verbosity"]),
         seed=_seed(plain["seed"]),
         folder=start.folder,
         resume_command=start.resume_command,
@@ -244,10 +245,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         dump=_path(plain["dump"], "dump", launch) if plain.get("dump") else None,
         **{key: _built(kind, plain.get(key) or {}, key) for key, kind in OF_FINISHED_RUNS.items()},
         replay=_built(ReplaySettings, plain["replay"], "replay"),
-        value_of=given.get("value_of")
-        or (
-            load_function(target, "objective.target", plugins) if (target := plain["objective"].get("target")) else None
-        ),
+        value_of=given.get("value_of") or objective_function(plain["objective"].get("target"), plugins),
     )
 
 
@@ -397,4 +395,4 @@ def _seed(value: Any) -> int:
 
 
 def _schema_record(schema: Any) -> dict[str, Any]:
-    return {"name": schema.name, "activations": vars(schema.activations), "weights": vars(schema.weights)}
+    return {"name": schema.name} | {part: vars(getattr(schema, part)) for part in ("activations", "weights")}
