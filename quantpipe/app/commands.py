@@ -31,10 +31,11 @@ from quantpipe.pipeline.explain import explain as explain_run
 from quantpipe.pipeline.explain import explain_strategy
 from quantpipe.pipeline.explain_file import explain_file
 from quantpipe.pipeline.identify import identify_device
+from quantpipe.pipeline.identify_times import identify_times
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.sync import sync as sync_run
-from quantpipe.report import dump_tables, explained, fit_tables, identified_table, kit_table, lint_table
+from quantpipe.report import dump_tables, explained, fit_tables, identified_table, kit_table, lint_table, times_table
 from quantpipe.tracking import MlflowTracker, NullTracker
 from quantpipe.types import RunReport
 from quantpipe.verify.__main__ import main as check_certificate
@@ -158,12 +159,29 @@ def export(settings: Settings) -> int:
 
 
 def identify(settings: Settings) -> int:
-    """Run `command=identify`: which values of the hardware file's fields agree with a device's dumps."""
+    """Run `command=identify`: fit fields of the hardware file to a device's dumps, or to what its layers took."""
+    if settings.identify.times is not None:
+        return _fit_times(settings, settings.identify.times)
     dump = settings.dump
     assert dump is not None  # noqa: S101  (the settings have made sure)
     found = _of_run(settings, lambda run, console: identify_device(run, console, dump))
     _answer(settings, found, identified_table)
     return 3 if found["overrides"] or found["unexplained"] else 0
+
+
+def _fit_times(settings: Settings, times: str) -> int:
+    path = None if times == "here" else Path.cwd() / Path(times).expanduser()
+    plugins, console = list(settings.config.get("plugins") or ()), RichConsole(settings.verbosity)
+    folders = {folder.name: folder for name in settings.runs for folder in [Path.cwd() / Path(name).expanduser()]}
+    if len(folders) < len(settings.runs):
+        raise ConfigError("has two folders of one name; legal are folders of different names", where="runs")
+    runs = {name: settings_of_run(folder, plugins=plugins, key="runs") for name, folder in folders.items()}
+    try:
+        found = identify_times(runs, console, path, settings.identify.repeats)
+    finally:
+        console.finish()
+    _answer(settings, found, times_table)
+    return 0
 
 
 def _of_run(settings: Settings, ask: Callable[[Settings, RichConsole], Any]) -> Any:

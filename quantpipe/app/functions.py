@@ -56,3 +56,8 @@ def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callabl
 def _is_for_data(found: Any) -> bool:
     """Whether something is a public function that a module of `FOR_DATA` defines."""
     return isinstance(found, FunctionType) and found.__module__ in FOR_DATA and not found.__name__.startswith("_")
+
+
+def objective_function(target: Any, plugins: Any) -> Any:
+    """Return the function that `objective.target` names; None where it is not set."""
+    return load_function(target, "objective.target", plugins) if target else None

@@ -20,7 +20,7 @@ from quantpipe.app.command_line import changed_keys, overrides_of, resume_comman
 from quantpipe.app.compose import hardware_file
 from quantpipe.app.device import with_bits, with_cost
 from quantpipe.app.forms import forms_of, forms_record, is_implied, refuse_half, several_options
-from quantpipe.app.functions import functions_of, load_function
+from quantpipe.app.functions import functions_of, objective_function
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
 from quantpipe.app.hardware_place import load_located
@@ -45,7 +45,7 @@ from quantpipe.pipeline.settings import (
     SearchSettings,
     Settings,
 )
-from quantpipe.pipeline.vector_settings import VectorSettings
+from quantpipe.pipeline.vector_settings import OF_FINISHED_RUNS
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
 from quantpipe.train.train_options import TrainOptions
@@ -89,6 +89,7 @@ KEYS = (
     "runs",
     "dump",
     "vectors",
+    "identify",
     "import",
 )
 
@@ -245,12 +246,9 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         pick=str(plain["pick"]),
         runs=tuple(_expect(plain.get("runs") or [], ("",), "runs")),
         dump=_path(plain["dump"], "dump", launch) if plain.get("dump") else None,
-        vectors=_built(VectorSettings, plain.get("vectors") or {}, "vectors"),
+        **{key: _built(kind, plain.get(key) or {}, key) for key, kind in OF_FINISHED_RUNS.items()},
         replay=_built(ReplaySettings, plain["replay"], "replay"),
-        value_of=given.get("value_of")
-        or (
-            load_function(target, "objective.target", plugins) if (target := plain["objective"].get("target")) else None
-        ),
+        value_of=given.get("value_of") or objective_function(plain["objective"].get("target"), plugins),
     )
 
 

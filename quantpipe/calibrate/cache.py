@@ -20,7 +20,7 @@ from quantpipe.errors import ArtifactError, StorageError
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile, Samples, TensorStats
 
-FORMAT = 1
+FORMAT = 2
 """Grows when statistics are measured differently, so that older ones are not taken for the new ones."""
 
 LIMIT_BYTES = 256 << 20

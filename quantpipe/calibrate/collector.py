@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.channels import ChannelCollector
 from quantpipe.calibrate.extremes import Extremes
-from quantpipe.calibrate.histogram import CHUNK, LARGEST, SignedHistogram
+from quantpipe.calibrate.histogram import CHUNK, FOLDS, LARGEST, SignedHistogram
 from quantpipe.types import TensorStats
+from quantpipe.types.statistics import FOLD_BINS
 
 
 @dataclass
@@ -95,7 +96,9 @@ class StatsCollector:
             values = np.ascontiguousarray(values[:: _stride(array, self._most)])
         for chunk in _chunks(values):
             self.moments.add(chunk)
-            self.histogram.add(chunk)
+        for fold, part in _folds(values, array.shape[0] if array.ndim else 1, first_sample):
+            for chunk in _chunks(part):
+                self.histogram.add(chunk, fold)
 
     def _finite(self, array: NDArray[Any], values: NDArray[Any], first_sample: int) -> NDArray[Any]:
         with np.errstate(invalid="ignore"):
@@ -127,7 +130,8 @@ class StatsCollector:
             mean=self.moments.mean,
             variance=self.moments.squares / count if count else 0.0,
             limit=1.0 if self.histogram.limit is None else self.histogram.limit,
-            histogram=self.histogram.counts.copy(),
+            histogram=self.histogram.counts,
+            folds=self.histogram.folds.reshape(FOLDS, FOLD_BINS, -1).sum(axis=2),
             nonfinite=self.nonfinite,
             channels=self.channels.finish() if self.channels is not None and self.channels.count else None,
             **self.extremes.fields(),
@@ -142,7 +146,7 @@ class StatsCollector:
             **channels,
             "count": np.asarray([self.moments.count], np.int64),
             "moments": np.asarray([self.moments.mean, self.moments.squares, limit], np.float64),
-            "counts": self.histogram.counts,
+            "counts": self.histogram.folds,
         }
 
     def restore(self, state: dict[str, NDArray[Any]]) -> None:
@@ -150,7 +154,7 @@ class StatsCollector:
         mean, squares, limit = state["moments"].tolist()
         self.extremes.restore(state)
         self.moments = StreamMoments(int(state["count"][0]), mean, squares)
-        self.histogram.counts = np.asarray(state["counts"], np.int64)
+        self.histogram.folds = np.asarray(state["counts"], np.int64)
         self.histogram.limit = None if np.isnan(limit) else limit
         if self.channels is not None and "channels" in state:
             self.channels.restore(state)
@@ -182,6 +186,21 @@ def _stride(array: NDArray[Any], most: int) -> int:
     while gcd(stride, size) != 1:
         stride += 1
     return stride
+
+
+def _folds(values: NDArray[Any], samples: int, first_sample: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the values of some samples in parts, each with the number of its fold: every fourth sample is of one.
+
+    The values of a sample follow one another; values that fit no sample are all of the first sample's fold.
+    """
+    each, rest = divmod(values.size, samples)
+    if rest or not each:
+        yield first_sample % FOLDS, values
+        return
+    step = max(samples // FOLDS, 1)
+    for number, begin in enumerate(range(0, samples, step)):
+        fold = (number if step > 1 else first_sample + begin) % FOLDS
+        yield fold, values[begin * each : min(begin + step, samples) * each]
 
 
 def _chunks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -27,12 +27,24 @@ SMALLEST_LIMIT = 2.0**-116
 LARGEST = float(np.finfo(np.float32).max)
 
 
+FOLDS = 4
+"""Parts of the samples that are counted apart, so that a range from some can be judged by the others."""
+
+
 class SignedHistogram:
-    """Count finite values in constant memory. `limit` is None while only zeros were seen (any grid holds those)."""
+    """Count finite values in constant memory, in `FOLDS` parts on one grid.
+
+    `limit` is None while only zeros were seen (any grid holds those).
+    """
 
     def __init__(self) -> None:
         self.limit: float | None = None
-        self.counts = np.zeros(BINS, dtype=np.int64)
+        self.folds = np.zeros((FOLDS, BINS), dtype=np.int64)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Return the counts of all parts together."""
+        return np.asarray(self.folds.sum(axis=0))
 
     def cover(self, magnitude: float) -> None:
         """Widen the grid until `magnitude` (finite, <= float32's maximum) is inside."""
@@ -45,17 +57,18 @@ class SignedHistogram:
         while self.limit < magnitude:
             self.limit *= 2.0
             doublings += 1
-        self.counts = coarsen(self.counts, doublings)
+        if doublings:
+            self.folds = np.stack([coarsen(part, doublings) for part in self.folds])
 
-    def add(self, values: NDArray[Any]) -> None:
-        """Count up to CHUNK values (1-D, finite, inside the grid).
+    def add(self, values: NDArray[Any], fold: int = 0) -> None:
+        """Count up to CHUNK values (1-D, finite, inside the grid) in one of the parts.
 
         The index is floor(x·HALF/limit) in float32. Scaling by 2^-k commutes with that rounding, so a grid that was
         widened later counts as if it had been wide from the start. Values equal to a former limit are the exception.
         Measured: 1.5 ns per element for normal data, 2.0 for relu6 outputs, more than half of it np.bincount.
         """
         if self.limit is None:
-            self.counts[HALF] += values.size
+            self.folds[fold, HALF] += values.size
             return
         index = np.empty(values.size, dtype=np.float32)
         np.multiply(values, np.float32(HALF / self.limit), out=index, casting="same_kind")
@@ -63,18 +76,20 @@ class SignedHistogram:
         # One spare bin at each end takes +limit, and ends that rounding pushed over; they are folded back below.
         np.add(index, np.float32(HALF + 1), out=index)
         counts = np.bincount(index.astype(np.int64), minlength=BINS + 2)
-        self.counts += counts[1:-1]
-        self.counts[0] += counts[0]
-        self.counts[-1] += counts[-1]
+        own = self.folds[fold]
+        own += counts[1:-1]
+        own[0] += counts[0]
+        own[-1] += counts[-1]
 
     def merge(self, other: SignedHistogram) -> None:
         """Add another histogram's counts, on the wider of the two grids (exact when the limits' ratio is 2^k)."""
         if other.limit is None or self.limit is None:
-            self.counts = self.counts + other.counts  # zeros alone lie in bin HALF of every grid
+            self.folds = self.folds + other.folds  # zeros alone lie in bin HALF of every grid
             self.limit = self.limit if other.limit is None else other.limit
             return
         limit = max(self.limit, other.limit)
-        self.counts = regrid(self.counts, self.limit, limit) + regrid(other.counts, other.limit, limit)
+        both = zip(self.folds, other.folds, strict=True)
+        self.folds = np.stack([regrid(a, self.limit, limit) + regrid(b, other.limit, limit) for a, b in both])
         self.limit = limit
 
 

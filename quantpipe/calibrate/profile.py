@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ArtifactError
 from quantpipe.types import ChannelStats, Profile, TensorStats
+from quantpipe.types.statistics import FOLD_BINS
 
 VERSION = "1.1"
 
@@ -27,7 +28,8 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
 
     `histogram` is all tensors' int64 counts one after another, and `bins` `[tensors]` how many belong to each. The same
     holds for `batch_extremes` `[all, 2]` and `batches`, and for `channels` `[all, 4]` (minimum, maximum, mean,
-    variance) with `channel_counts`. `channel_axis` is 0 for a tensor without them.
+    variance) with `channel_counts`. `channel_axis` is 0 for a tensor without them. `folds`
+    `[all, bins]` has `parts` rows of each tensor; a file of an older release has neither.
     """
     tensors = list(profile.tensors.values())
     arrays: dict[str, NDArray[Any]] = {
@@ -46,6 +48,10 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
         "channel_axis": np.asarray([t.channels.axis if t.channels else 0 for t in tensors], dtype=np.int64),
         "channel_counts": np.asarray([len(c) for c in channels], dtype=np.int64),
         "channels": np.concatenate([np.zeros((0, 4)), *channels]),
+    }
+    arrays |= {
+        "parts": np.asarray([len(t.folds) for t in tensors], dtype=np.int64),
+        "folds": np.concatenate([np.zeros((0, FOLD_BINS), np.int64), *(t.folds for t in tensors)]),
     }
     arrays |= {key: np.asarray(getattr(profile, key), dtype=np.float64) for key in RUN}
     arrays |= {key: np.asarray([getattr(t, key) for t in tensors], dtype=np.int64) for key in _INTEGERS}
@@ -78,6 +84,11 @@ def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = 
     columns["channels"] = [
         ChannelStats.of(axis, c) if axis else None for axis, c in zip(axes, columns["channels"], strict=True)
     ]
+    parts = np.asarray(arrays.get("parts", np.zeros(len(names))), dtype=np.int64)
+    folds = arrays.get("folds", np.zeros((0, FOLD_BINS), np.int64))
+    if len(parts) != len(names) or int(parts.sum()) != len(folds):
+        raise ArtifactError("statistics are damaged: array lengths disagree", stage="calibrate", where=where)
+    columns["folds"] = np.split(folds, np.cumsum(parts)[:-1]) if names else []
     tensors = {
         name: TensorStats(name=name, **{key: column[i] for key, column in columns.items()})
         for i, name in enumerate(names)

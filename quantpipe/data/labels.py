@@ -50,6 +50,28 @@ def _rows(reader: csv.DictReader[str], name_column: str, index_column: str, path
     return labels
 
 
+def read_groups(path: Path) -> dict[str, str]:
+    """Name -> group, from the first two columns of a CSV file with a header line (`dataset.groups`)."""
+    where = "dataset.groups"
+    if not path.is_file():
+        raise DataError(f"no such file ({where}); legal is a CSV file with a header line.", where=str(path))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))[1:]
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise DataError(f"cannot be read as a CSV file ({error}); save it as UTF-8 text.", where=str(path)) from error
+    found: dict[str, str] = {}
+    for number, row in enumerate(rows, 2):
+        if not row:
+            continue
+        if len(row) < 2 or not row[0].strip() or found.setdefault(row[0].strip(), row[1].strip()) != row[1].strip():
+            raise DataError(
+                f"is {','.join(row)[:60]!r}; legal is a name and its group, one group for a name ({where}).",
+                where=f"{path}, line {number}",
+            )
+    return found
+
+
 def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
     """Return an array of labels as int64 `[samples]`; `[samples, 1]` is taken too.
 
@@ -69,6 +91,31 @@ def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
     if raw.dtype == np.uint64 and raw.max(initial=0) > np.iinfo(np.int64).max:
         raise DataError(f"a label is {raw.max()}; legal are class indices, which are small.", where=where)
     return raw.astype(np.int64)
+
+
+def as_groups(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.str_]:
+    """Return the group of each sample (`dataset.groups`) as text `[samples]`.
+
+    Raises DataError for anything else than one integer or text per sample.
+    """
+    if raw.shape == (samples, 1):
+        raw = raw[:, 0]
+    if raw.ndim != 1 or len(raw) != samples:
+        raise DataError(
+            f"groups have shape {list(raw.shape)}; dataset.groups takes one value for each of the {samples} samples, "
+            f"[{samples}].",
+            stage="data",
+            where=where,
+        )
+    if raw.dtype.kind not in "iubSUO":
+        raise DataError(
+            f"groups are {raw.dtype}; legal are integers and texts. Cut floats into intervals first.",
+            stage="data",
+            where=where,
+        )
+    if raw.dtype.kind == "S":
+        raw = np.char.decode(raw, "utf-8", "replace")
+    return np.asarray([str(value) for value in raw.tolist()], dtype=np.str_)
 
 
 def check_labels(labels: NDArray[np.int64], classes: int | None, where: str) -> None:

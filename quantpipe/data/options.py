@@ -46,6 +46,7 @@ class SplitOptions:
     duplicates: str = "drop"
     force_few: bool = False
     doubts: str = "stop"
+    groups: str | None = None
 
     parts: ClassVar[Mapping[str, Sequence[str]]] = {"search": (), "split": ROLES, "samples": (*ROLES, TRAIN)}
     """What may stand in the options that are mappings."""
@@ -55,6 +56,11 @@ class SplitOptions:
         refuse_unknown_parts(self, self.parts)
         if self.state is not None and not isinstance(self.state, Mapping):
             raise ConfigError(f"is {self.state!r}; legal is null, or OUTPUT: INPUT pairs.", where="dataset.state")
+
+        if self.groups is not None and not isinstance(self.groups, str):
+            raise ConfigError(f"is {self.groups!r}; legal is null, or {self.legal_groups}.", where="dataset.groups")
+
+    legal_groups: ClassVar[str] = "the name of a column with one value per sample"
 
     @property
     def handling(self) -> Handling:

@@ -54,6 +54,15 @@ class StatefulSamples:
         return self._samples.labelled
 
     @property
+    def groups(self) -> NDArray[np.str_] | None:
+        """See `SourceSamples.groups`."""
+        return self._samples.groups
+
+    def name(self, position: int) -> str:
+        """See `SourceSamples.name`."""
+        return self._samples.name(position)
+
+    @property
     def record(self) -> dict[str, Any]:
         """See `SourceSamples.record`."""
         return {**self._samples.record, "state": self._state, "sequences": int(self._samples.starts.sum())}

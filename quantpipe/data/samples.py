@@ -70,6 +70,16 @@ class SourceSamples:
         return None if known is None else tuple(known[int(index)] for index in self._indices)
 
     @property
+    def groups(self) -> NDArray[np.str_] | None:
+        """Return the group of each sample, if the data have groups."""
+        known = getattr(self._source, "groups", None)
+        return None if known is None else np.asarray(known[self._indices])
+
+    def name(self, position: int) -> str:
+        """Return the name of the sample at a position of the split."""
+        return self._source.name(int(self._indices[position]))
+
+    @property
     def starts(self) -> NDArray[np.bool_]:
         """Return whether each sample begins a new sequence, `[len(self)]`."""
         if self._sequences is None:
@@ -141,6 +151,8 @@ class SourceSamples:
         hasher.update(b"unlabelled" if labels is None else labels[self._indices].tobytes())
         for shown in self.objects or ():
             hasher.update(shown.boxes.tobytes() + shown.classes.tobytes())
+        if (groups := self.groups) is not None:
+            hasher.update(repr(groups.tolist()).encode())
         if self._sequences is not None:
             hasher.update(self.starts.tobytes())
         self._source.hash_into(hasher, self._indices)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantpipe.types import Batch, Objects, Samples, objects_of
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.types import Batch, Objects, Samples, groups_of, objects_of, sample_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,16 @@ class First:
         """Return the objects in each picture, if the data have them."""
         known = objects_of(self.samples)
         return None if known is None else known[: len(self)]
+
+    @property
+    def groups(self) -> NDArray[np.str_] | None:
+        """Return the group of each sample, if the data have groups."""
+        known = groups_of(self.samples)
+        return None if known is None else known[: len(self)]
+
+    def name(self, position: int) -> str:
+        """Return the name of the sample at a position."""
+        return sample_name(self.samples, position)
 
     def __len__(self) -> int:
         return min(self.limit, len(self.samples))

@@ -14,25 +14,29 @@ from numpy.typing import NDArray
 from quantpipe.data.subset import First
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
-from quantpipe.evaluate.detected import Judge
+from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
+from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report, samples_for
-from quantpipe.evaluate.lossy import loss_warnings, shape_warnings
-from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
+from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
+from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
+from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Kernels, Session, concurrency, release_memory
+from quantpipe.graph.execute import Kernels, Session, concurrency, lifted, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.graph.session_options import carried
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
+from quantpipe.metrics.kinds import watched_outputs
 from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples, rows_of
+from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
@@ -78,7 +82,14 @@ class Evaluation:
     lossy: Sequence[str] = ()
     accurate: str | None = None
     per_sample: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    beyond: Mapping[str, Mapping[str, Clipped]] = field(default_factory=dict, repr=False)
+    groups: JudgedGroups = field(default_factory=JudgedGroups, repr=False)
     detections: DetectionsPart | None = None
+
+    @property
+    def hidden(self) -> list[str]:
+        """Return what averages hide, in sentences that come before all other warnings."""
+        return list(self.groups.warnings)
 
     @property
     def warnings(self) -> list[str]:
@@ -103,8 +114,12 @@ class Sizes:
     latency_seconds: float
 
 
-PHASES = 9
-"""Of an evaluation: five runs of models over a split, two comparisons, overflows and the latency. One more where the
+FACTS = "facts of the samples"
+"""The place of `facts_of` among the float model's outputs, a name that no output has."""
+
+PHASES = 11
+"""Of an evaluation: five runs of models over a split, two comparisons, values beyond ranges on two splits, overflows
+and the latency. One more where the
 model has several outputs."""
 
 
@@ -159,8 +174,10 @@ def evaluate(
     opened = _opener(graph, samples, course)
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
-    run = partial(_outputs, course=course, size=graph.batch_size, names=names)
-    reference = checked_reference(*run("float model", session, samples), data.compared, samples=len(samples))
+    run = partial(_outputs, course=course, graph=graph, names=names)
+    own, known = run("float model", session, samples, names=(*names, FACTS))
+    facts = SampleFacts.of(np.asarray(own.pop(FACTS)), samples)
+    reference = checked_reference(own, known, data.compared, samples=len(samples))
     if seen is None:
         again = run("float model on search samples", session, chosen_by)
         seen = checked_reference(*again, data.compared, samples=len(chosen_by))
@@ -179,14 +196,19 @@ def evaluate(
     same = first_samples(reference, len(few), len(samples))
     alone = _in_default_session(model.realized.model, few, same, run) if runs_here else {}
     free = free_running(session, few, same)
-    rows = _every_output(graph, session, few, course)
-    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]), samples=len(few))]
+    watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
+    figures = _every_output(graph, session, few, course=course, watched=watched) or [
+        figures_of_output(
+            names[0], same.outputs, found, parts_of(graph, names[0]), watched=watched.get(names[0]), samples=len(few)
+        )
+    ]
+    rows = [one.row for one in figures]
     del session
     release_memory()
     both = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         both = generalization(metric, (seen, before), (reference, every))
-    inside = _compared(model, simulation, samples, sizes, course=course, runs_here=runs_here)
+    inside = _compared(model, simulation, data, sizes, course=course, runs_here=runs_here)
     right = [top1(own, same.labels) for own in (same.outputs, found)]
     judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     accurate = names[0] if is_accurate(*right) else None
@@ -206,12 +228,15 @@ def evaluate(
         outputs=rows,
         accurate=accurate,
         per_sample=per_sample(same, found),
-        detections=judge.part(),
+        groups=judged_groups(figures, facts.first(len(few)), warn_sqnr_db, accurate),
+        detections=alike.part(outputs),
         lossy=[
             *loss_warnings(
                 graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
             ),
             *shape_warnings(rows, len(few)),
+            *map_warnings(rows, graph),
+            *box_warnings(alike.part(outputs)),
         ],
     )
 
@@ -243,13 +268,23 @@ def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Calla
     return partial(Session, threads=threads)
 
 
-def _every_output(graph: Graph, realized: Session, samples: Samples, course: EvaluationProgress) -> list[OutputRow]:
-    """Return the accuracy of each output, if there are several; a single output's values are known."""
+def _every_output(
+    graph: Graph,
+    realized: Session,
+    samples: Samples,
+    *,
+    course: EvaluationProgress,
+    watched: Mapping[str, CountedAnswers],
+) -> list[OutputFigures]:
+    """Return the figures of each output, if there are several; a single output's values are known."""
     if len(graph.outputs) == 1:
         return []
     return course.result(
-        "every output", lambda some: nearness(graph, realized, some), samples, list[OutputRow]
-    )  # fmt: skip
+        "every output",
+        lambda some: figures_of_outputs(graph, realized, some, watched),
+        samples,
+        lambda plain: [OutputFigures.from_dict(one) for one in plain],
+    )
 
 
 def _outputs(
@@ -259,23 +294,24 @@ def _outputs(
     extra: Mapping[str, NDArray[Any]] | None = None,
     *,
     course: EvaluationProgress,
-    size: int,
+    graph: Graph,
     names: Sequence[str],
 ) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
-    """Return some outputs of a model over a split, by name, and the labels."""
+    """Return some outputs of a model over a split, by name, and the labels; `FACTS` names the facts of the samples."""
 
     def run(batch: Batch) -> list[NDArray[Any]]:
-        found = session.run({**batch.inputs, **(extra or {})}, list(names))
-        return [found[name] for name in names]
+        found = session.run({**batch.inputs, **(extra or {})}, [n for n in names if n != FACTS])
+        found = lifted(found, graph.selected)
+        return [facts_of(batch) if n == FACTS else found[n] for n in names]
 
-    outputs, labels = course.several(name, run, samples, size)
+    outputs, labels = course.several(name, run, samples, graph.batch_size)
     return dict(zip(names, outputs, strict=True)), labels
 
 
 def _compared(
     model: EvaluatedModel,
     simulation: Simulation,
-    samples: Samples,
+    data: EvaluationSamples,
     sizes: Sizes,
     *,
     course: EvaluationProgress,
@@ -283,6 +319,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Return the parts of an evaluation that look inside the models, and the latency."""
     graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
+    samples, chosen_by = data.judged, data.chosen_by
 
     def first(count: int) -> Samples:
         return First(samples, whole_batches(graph, count))
@@ -306,6 +343,16 @@ def _compared(
         list[LayerRow],
     )
     release_memory()
+    beyond = {
+        split: course.result(
+            f"values beyond ranges, {split} samples",
+            lambda part: clipped_in(graph, plan, part),
+            First(some, whole_batches(graph, len(few))),
+            lambda kept: {name: Clipped(**one) for name, one in kept.items()},
+        )
+        for split, some in (("evaluate", samples), ("search", chosen_by))
+    }
+    release_memory()
     overflow = course.result(
         "overflows",
         lambda some: overflow_report(graph, topology, plan, simulation, samples=some),
@@ -325,7 +372,14 @@ def _compared(
         return found
 
     times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
-    return {"agreement": agreement, "layers": layers, "layer_samples": len(few), "overflow": overflow, "latency": times}
+    return {
+        "agreement": agreement,
+        "layers": layers,
+        "layer_samples": len(few),
+        "overflow": overflow,
+        "latency": times,
+        "beyond": beyond,
+    }
 
 
 def whole_batches(graph: Graph, count: int) -> int:

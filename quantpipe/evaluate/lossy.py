@@ -36,6 +36,9 @@ OWN_SHARE = 0.5
 OTHER_SHAPE = 0.01
 """Share of the samples in which an output may have another shape than the float model's, without a word."""
 
+LEAST_IOU, FAR_KEYPOINT = 0.8, 0.05
+"""Mean IoU of class maps, and the distance as a share of the map's side, beyond which an output is warned of."""
+
 FEW_BITS = 8
 """Below, more bits are the first thing to try, where the search took fewer than the device has."""
 
@@ -221,6 +224,27 @@ def shape_warnings(rows: Sequence[OutputRow], samples: int) -> list[str]:
         for row in rows
         if (other := row.get("other_shape", 0)) > OTHER_SHAPE * samples
     ]
+
+
+def map_warnings(rows: Sequence[OutputRow], graph: Graph) -> list[str]:
+    """Return a sentence per output whose class maps or keypoints often differ from the float model's."""
+    said = []
+    for row in rows:
+        sides = graph.shapes.get(row["output"], ())[1:]
+        far = FAR_KEYPOINT * max(sides, default=1)
+        if (miou := row.get("miou")) is not None and miou < LEAST_IOU:
+            said.append(
+                f"the class maps of the output {row['output']} have a mean IoU of {100 * miou:.0f} % with the float "
+                f"model's, and {100 * row['equal']:.1f} % equal pixels. What could help: recover=default, more bits, "
+                "or float for the places that cost most (command=explain measures them)"
+            )
+        if row.get("pixels_95", 0.0) > far:
+            said.append(
+                f"one in twenty keypoints of the output {row['output']} moves by {row['pixels_95']:.1f} pixels or more "
+                f"(of {max(sides)}), on average they move by {row['pixels']:.2g}. What could help: recover=default, "
+                "more bits, or float for the places that cost most (command=explain measures them)"
+            )
+    return said
 
 
 def _noise(entry: Mapping[str, Any]) -> float:

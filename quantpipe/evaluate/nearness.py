@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, lifted
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.dense_maps import DenseMaps
 from quantpipe.metrics.outputs import cosines
+from quantpipe.metrics.sample_figures import CountedAnswers, SampleFigures, per_row
 from quantpipe.oprules.parts import Part, parts_of
 from quantpipe.types import (
     OutputPartRow,
@@ -39,6 +41,9 @@ class Nearness:
     real: bool = True
     angles: list[float] = field(default_factory=list)
     parts: Mapping[Part, Nearness] = field(default_factory=dict)
+    watched: CountedAnswers | None = None
+    figures: SampleFigures = field(default_factory=SampleFigures)
+    maps: DenseMaps = field(default_factory=DenseMaps)
 
     def add(self, expected: Array, found: Array, samples: int) -> None:
         """Include a batch `[n, ...]` of the float model and of the realized model.
@@ -46,20 +51,29 @@ class Nearness:
         `samples` is the size of the batch: rows of an output need not be samples, such as boxes of a detector.
         """
         if expected.shape != found.shape:
+            rows = max(len(expected) if expected.ndim else 1, 1)
             self.other_shape += samples
+            self.figures.add_lost(rows, self.watched, real=expected.dtype.kind == "f")
             return
         self.elements += expected.size
         self.equal += int(np.count_nonzero(expected == found))
         self.real = expected.dtype.kind == "f"
+        if self.watched is not None:
+            self.figures.add_answers(self.watched, expected, found)
         if not self.real:
             return
+        if self.watched is None:
+            self.maps.add(expected, found)
         known = np.isfinite(expected)
         here = np.where(known, expected, 0).astype(np.float64)
         there = np.where(known, found, 0).astype(np.float64)
-        self.signal += float(np.sum(here**2))
         self.total += float(np.sum(here))
         with np.errstate(invalid="ignore", over="ignore"):
-            self.noise += float(np.sum((here - there) ** 2))
+            signals, noises = per_row(here**2), per_row((here - there) ** 2)
+        self.figures.signal += signals.tolist()
+        self.figures.noise += noises.tolist()
+        self.signal += float(np.sum(signals))
+        self.noise += float(np.sum(noises))
         self.angles += cosines(here, there)
         for part, sums in self.parts.items():
             own, other = part.of(expected), part.of(found)
@@ -81,6 +95,12 @@ class Nearness:
             row["equal"] = self.equal / self.elements
         if self.other_shape:
             row["other_shape"] = self.other_shape
+        counts = self.figures.counts if self.figures.is_map else self.maps.classes()
+        if counts is not None:
+            row["equal"], row["miou"] = counts.share, counts.mean_iou
+        if (pixels := self.maps.pixels()) is not None:
+            row["keypoints"] = len(pixels)
+            row["pixels"], row["pixels_95"] = float(np.mean(pixels)), float(np.quantile(pixels, 0.95))
         if self.real and any(sums.elements for sums in self.parts.values()):
             row["parts"] = list(self._part_rows())
         return row
@@ -98,14 +118,45 @@ class Nearness:
 
 def nearness(graph: Graph, realized: Session, samples: Samples) -> list[OutputRow]:
     """Return a row per output of the model, of both models over the same samples."""
+    return [one.row for one in figures_of_outputs(graph, realized, samples, {})]
+
+
+@dataclass(frozen=True)
+class OutputFigures:
+    """Hold the report's row of an output, and its figures for each sample; `parts`: the same of its parts by tensor."""
+
+    row: OutputRow
+    samples: SampleFigures
+    parts: Mapping[str, SampleFigures] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sums: Nearness, output: str, samples: int) -> OutputFigures:
+        """Return the figures of an output's sums over a number of samples, of which each may have several rows."""
+        parts = {part.tensor: one.figures.by_sample(samples) for part, one in sums.parts.items()}
+        return cls(sums.entry(output), sums.figures.by_sample(samples), parts)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> OutputFigures:
+        """Return what `dataclasses.asdict` wrote, read from JSON."""
+        parts = {name: SampleFigures.from_dict(part) for name, part in plain["parts"].items()}
+        return cls(cast("OutputRow", plain["row"]), SampleFigures.from_dict(plain["samples"]), parts)
+
+
+def figures_of_outputs(
+    graph: Graph, realized: Session, samples: Samples, watched: Mapping[str, CountedAnswers]
+) -> list[OutputFigures]:
+    """Return the figures of every output of both models over the same samples.
+
+    `watched` gives where an output holds answers.
+    """
     names = [o.name for o in graph.outputs]
     real = Session(graph.model, where=graph.source)
-    sums = {name: _sums_of(parts_of(graph, name)) for name in names}
+    sums = {name: _sums_of(parts_of(graph, name), watched.get(name)) for name in names}
     for batch in samples.batches(graph.batch_size):
-        expected, found = real.run(batch.inputs, names), realized.run(batch.inputs, names)
+        expected, found = (lifted(one.run(batch.inputs, names), graph.selected) for one in (real, realized))
         for name in names:
             sums[name].add(np.asarray(expected[name]), np.asarray(found[name]), len(batch))
-    return [sums[name].entry(name) for name in names]
+    return [OutputFigures.of(sums[name], name, len(samples)) for name in names]
 
 
 def nearness_of(
@@ -120,13 +171,29 @@ def nearness_of(
 
     `parts` are parts of it that are quantities of their own. `samples` is their number, where rows are no samples.
     """
-    sums = _sums_of(parts)
+    return figures_of_output(output, expected, found, parts, samples=len(expected)).row
+
+
+def figures_of_output(
+    output: str,
+    expected: Sequence[Array] | Array,
+    found: Sequence[Array] | Array,
+    parts: Sequence[Part] = (),
+    *,
+    watched: CountedAnswers | None = None,
+    samples: int,
+) -> OutputFigures:
+    """Return the figures of one output whose values over all samples are known.
+
+    `parts` are parts of it that are quantities of their own, `watched` where it holds answers.
+    """
+    sums = _sums_of(parts, watched)
     if isinstance(expected, tuple) or isinstance(found, tuple):
         for one, other in zip(expected, found, strict=True):
             sums.add(one[None], other[None], 1)
     else:
-        sums.add(np.asarray(expected), np.asarray(found), len(expected) if samples is None else samples)
-    return sums.entry(output)
+        sums.add(np.asarray(expected), np.asarray(found), samples)
+    return OutputFigures.of(sums, output, samples)
 
 
 @dataclass(frozen=True)
@@ -168,8 +235,8 @@ def _figures(row: OutputRow) -> Iterator[Lost]:
             yield Lost(row["output"], part["tensor"], part["sqnr_db"])
 
 
-def _sums_of(parts: Sequence[Part]) -> Nearness:
-    return Nearness(parts={part: Nearness() for part in parts})
+def _sums_of(parts: Sequence[Part], watched: CountedAnswers | None = None) -> Nearness:
+    return Nearness(parts={part: Nearness() for part in parts}, watched=watched)
 
 
 def _decibel(signal: float, noise: float) -> float | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe.evaluate.layers import TensorMoments
 from quantpipe.evaluate.nearness import nearness_of
 from quantpipe.evaluate.stretches import States, stretches
-from quantpipe.graph.execute import Session, joined
+from quantpipe.graph.execute import Session, joined, lifted
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.switches import Switched, with_constants, with_switches
 from quantpipe.graph.view import Graph
@@ -201,6 +201,7 @@ class AloneMeasure:
         ]
         self.evaluations += 1
         self.passes += self._parts[part].rest * len(self._now.outputs) / len(self.reference.outputs)
+        parts = [lifted(one, [h for n, h in zip(names, here, strict=True) if n in self._now.selected]) for one in parts]
         found = {name: joined([one[h] for one in parts]) for name, h in zip(names, here, strict=True)}
         outputs: Found = found if len(found) > 1 else found[names[0]]
         rows = [nearness_of(name, self._own[name], found[name]) for name in names]

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from enum import Enum
 from functools import cache
@@ -300,6 +300,11 @@ def joined(found: Sequence[NDArray[Any]]) -> Outputs:
     if len({array.shape[1:] for array in found}) <= 1:
         return np.concatenate(found)
     return tuple(row for array in found for row in array)
+
+
+def lifted(found: Mapping[str, NDArray[Any]], selected: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of a run with the outputs `selected`, which hold one sample's rows, as `[1, ...]`."""
+    return {name: array[np.newaxis] if name in selected else array for name, array in found.items()}
 
 
 def available_cores() -> int:

@@ -39,12 +39,13 @@ class Halves:
     """Hold what of a model was in half precision.
 
     `types`: type -> how many tensors, constants and ports that the file declares have it. `given`: port -> its type,
-    where the realized model keeps it. `broken`: constants that are not finite.
+    where the realized model keeps it. `broken`: constants that are not finite. `tensors` are float16 in the file.
     """
 
     types: Mapping[str, int]
     given: Mapping[str, str]
     broken: tuple[str, ...]
+    tensors: frozenset[str] = frozenset()
 
 
 def to_single(model: ir.Model, where: str) -> tuple[ir.Model, Halves]:
@@ -70,7 +71,7 @@ def to_single(model: ir.Model, where: str) -> tuple[ir.Model, Halves]:
             if node.op_type == "Cast" and not node.domain and (changed or node.attributes["to"].value == 1):
                 narrow.append(node)
     single = _without_casts(copy, {n.name or "" for n in narrow})
-    return single, Halves(dict(types), given, tuple(broken))
+    return single, Halves(dict(types), given, tuple(broken), frozenset(_types(model, GIVEN)))
 
 
 def _has_half(model: ir.Model) -> bool:
@@ -154,14 +155,20 @@ def _reads_bits(node: ir.Node) -> bool:
     return any(_named(a) for a in node.attributes.values()) or (source is not None and _held(source) in HALVES)
 
 
-def _without_casts(model: ir.Model, casts: set[str]) -> ir.Model:
-    """Return the model without the named Casts that are now from float32 to float32."""
+def _types(model: ir.Model, only: ir.DataType | None = None) -> dict[str, int]:
+    """Return the inferred type of each tensor that a node makes or a port holds; with `only`, of that type."""
     proto, _ = without_weights(model)
-    known = {
+    return {
         v.name: v.type.tensor_type.elem_type
         for g in [onnx.shape_inference.infer_shapes(proto).graph]
         for v in (*g.value_info, *g.input, *g.output)
+        if only is None or v.type.tensor_type.elem_type == int(only)
     }
+
+
+def _without_casts(model: ir.Model, casts: set[str]) -> ir.Model:
+    """Return the model without the named Casts that are now from float32 to float32."""
+    known = _types(model)
     known |= {name: int(v.dtype) for name, v in model.graph.initializers.items() if v.dtype is not None}
     for node in list(model.graph):
         source, made = (node.inputs[0], node.outputs[0]) if node.name in casts else (None, None)

@@ -129,7 +129,7 @@ def clean_graph(
         log.warning("%s", note)
     graph = view(unpack(found.model, single), own_hash, where, found.notes, given=raw.halves.given)
     as_given = single if own_hash != original.model_hash else None
-    graph = replace(_with(graph, found.measured), as_given=as_given)
+    graph = replace(_with(graph, found.measured), as_given=as_given, halves=raw.halves.tensors)
     return raw.real.found(original, graph)
 
 

@@ -97,6 +97,10 @@ class Graph:
     """Tensor of real numbers -> its greatest absolute value on that sample, infinities and NaN left out."""
     imported: Imported | None = None
     """What the file gives, where it is quantized already."""
+    selected: frozenset[str] = frozenset()
+    """Outputs with a row per object that the model has chosen, as many as a sample shows: samples run one by one."""
+    halves: frozenset[str] = frozenset()
+    """Tensors that the file holds in float16, by their names there."""
     as_given: ir.Model | None = field(default=None, repr=False)
     """The model before its recurrent layers were written as steps or loops; None where there are none."""
 
@@ -182,6 +186,8 @@ class Graph:
         """
         if self.fixed_batch is not None:
             return self.fixed_batch
+        if self.selected:
+            return 1
         computed = [prod(self.shapes.get(t, (1,))) for n in self.nodes for t in n.outputs]
         largest = 4 * max(computed, default=1)
         size = MAX_BATCH

@@ -12,6 +12,7 @@ from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.gain import rate, real_rate
+from quantpipe.hardware.predictor import PREDICTED, predicted
 from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
 from quantpipe.hardware.vectors import vector_steps
 from quantpipe.oprules import rule_of
@@ -208,6 +209,14 @@ COSTS: Mapping[str, CostFunction] = {
     "cycles": cycles,
     "peak_activation_bytes": peak_activation_bytes,
 }
+
+
+def cost_function(name: str) -> CostFunction | None:
+    """Return the function of a cost by its name, fitted predictions included; None for a measured latency."""
+    if name in PREDICTED:
+        quantity = PREDICTED[name]
+        return lambda topology, graph, spec, bits: predicted(quantity, topology, graph, spec, bits=bits)
+    return COSTS.get(name)
 
 
 def macs(node: Node, graph: Graph) -> int:

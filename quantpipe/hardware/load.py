@@ -14,6 +14,7 @@ from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
 from quantpipe.hardware.kernels import KernelReader, read_fuse, read_kernels
+from quantpipe.hardware.predictor import AMOUNTS, ANY, QUANTITIES
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.hardware.recurrent import read_recurrent_limits
 from quantpipe.hardware.shorthand import spread
@@ -199,7 +200,7 @@ def _form_for(spec: HardwareSpec) -> str:
 def _cost(reader: Reader, data: Data) -> Cost:
     """Return the cost of running. `align.channels` is the former name of `cost.channel_block`."""
     known = ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles", "scale_bytes")
-    part = reader.part(data, "cost", (*known, "vector_steps"))
+    part = reader.part(data, "cost", (*known, "vector_steps", "layers"))
     label, given = "cost.vector_steps", part.get("vector_steps") or {}
     given = reader.mapping(given, label, ", ".join(VECTOR_STEPS))
     reader.keys(given, VECTOR_STEPS, label)
@@ -223,7 +224,30 @@ def _cost(reader: Reader, data: Data) -> Cost:
         reader.optional_number(part, "cost", "launch_cycles", 0.0, default=0.0) or 0.0,
         reader.optional_number(part, "cost", "scale_bytes", 0.0, default=0.0) or 0.0,
         steps,
+        _layers(reader, part.get("layers") or {}),
     )
+
+
+def _layers(reader: Reader, given: object) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the fitted figures of layers: quantity -> kind -> amount of work -> what a unit of it takes."""
+    label = "cost.layers"
+    quantities = reader.mapping(given, label, ", ".join(QUANTITIES))
+    reader.keys(quantities, tuple(QUANTITIES), label)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for quantity, kinds in quantities.items():
+        found[quantity] = {}
+        for kind, figures in reader.mapping(kinds, f"{label}.{quantity}", "kinds of kernels").items():
+            place = f"{label}.{quantity}.{kind}"
+            amounts = reader.mapping(figures, place, ", ".join(AMOUNTS))
+            reader.keys(amounts, AMOUNTS, place)
+            found[quantity][str(kind)] = {
+                name: reader.optional_number(amounts, place, name, 0.0, default=0.0) or 0.0 for name in amounts
+            }
+        if ANY not in found[quantity]:
+            raise reader.error(
+                f"{label}.{quantity}", f"has no entry {ANY!r}, for layers of whose kind none was measured"
+            )
+    return found
 
 
 @cache

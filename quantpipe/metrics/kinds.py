@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.answers import Answers, answers_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
+from quantpipe.metrics.reference import Compared
+from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.oprules.parts import parts_of
 from quantpipe.oprules.scores import is_scores
 
@@ -69,6 +72,20 @@ def automatic(
             where=_WHERE,
         )
     return tuple(found)
+
+
+def watched_outputs(graph: Graph, compared: Compared, main: str, *, labelled: bool) -> dict[str, CountedAnswers]:
+    """Return the answers to count in each output that holds answers; `main`: the one of the labels."""
+    kinds = {loss.output: loss.kind for loss in compared.losses}
+    found = {}
+    for output in graph.outputs:
+        kind = kinds.get(output.name) or kind_of(graph, output.name, labelled and output.name == main)
+        answers = answers_of(graph, output.name, kind)
+        if answers is None and labelled and output.name == main and len(graph.shapes.get(main, ())) == 2:
+            answers = Answers(1)
+        if answers is not None:
+            found[output.name] = CountedAnswers(answers, divergence=kind is LossKind.KL)
+    return found
 
 
 def _per_sample(graph: Graph, output: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.metrics.outputs import all_finite, fitted, kl_divergence, relative_mse
+from quantpipe.metrics.outputs import all_finite, fitted, kl_divergence, kl_divergences, relative_mse
 from quantpipe.oprules.parts import Part
 from quantpipe.types import Outputs
 
@@ -66,6 +66,21 @@ class OutputLoss:
         worst = max(_OF_KIND[self.kind](own, found) for own, found in cut)
         found = self.factor * worst
         return math.inf if math.isnan(found) else found
+
+    def each(self, reference: Outputs, outputs: Outputs, samples: int) -> NDArray[np.float64]:
+        """Return the weighted loss of each of `samples`, `[samples]`; their mean is at most the loss of all.
+
+        Squared errors are shares of the variance of the whole output, or of the whole part.
+        """
+        outputs = fitted(reference, outputs)
+        pairs = [(part.of(reference), part.of(outputs)) for part in self.parts]
+        cut = [(own, found) for own, found in pairs if own is not None and found is not None]
+        if len(cut) < len(pairs) or not cut:
+            cut = [(reference, outputs)]
+        rows = np.max([_EACH_OF_KIND[self.kind](own, found) for own, found in cut], axis=0)
+        each = max(len(rows) // max(samples, 1), 1)
+        found = self.factor * rows[: samples * each].reshape(samples, each).mean(axis=1)
+        return np.asarray(np.where(np.isnan(found), np.inf, found))
 
 
 def only_kl(losses: Sequence[OutputLoss]) -> str | None:
@@ -126,3 +141,27 @@ _OF_KIND: Mapping[LossKind, Callable[[Outputs, Outputs], float]] = {
 def _pairs(reference: Outputs, outputs: Outputs) -> Iterator[tuple[Array, Array]]:
     """Yield the samples of both, one by one."""
     yield from ((np.asarray(row), np.asarray(found)) for row, found in zip(reference, outputs, strict=True))
+
+
+def _squared_errors(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
+    """Return the mean squared error of each row as a share of the variance of all finite elements."""
+    known = np.concatenate([row[np.isfinite(row)].ravel().astype(np.float64) for row in map(np.asarray, reference)])
+    variance = float(np.var(known)) if known.size else 0.0
+    found = []
+    for row, other in _pairs(reference, outputs):
+        finite = np.isfinite(row)
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = (row[finite].astype(np.float64) - other[finite].astype(np.float64)) ** 2
+        found.append(float(np.mean(squares)) if squares.size else 0.0)
+    return np.asarray(found) / (variance or 1.0)
+
+
+def _shares_differing(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
+    return np.asarray([float(np.mean(row != found)) if row.size else 0.0 for row, found in _pairs(reference, outputs)])
+
+
+_EACH_OF_KIND: Mapping[LossKind, Callable[[Outputs, Outputs], NDArray[np.float64]]] = {
+    LossKind.KL: kl_divergences,
+    LossKind.MSE: _squared_errors,
+    LossKind.DIFFERING: _shares_differing,
+}

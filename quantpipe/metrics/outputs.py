@@ -27,6 +27,11 @@ def all_finite(outputs: Outputs) -> bool:
     return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
 
 
+def _is_real(outputs: Outputs) -> bool:
+    """Return whether the outputs are floats; class numbers and indices have no divergence."""
+    return all(part.dtype.kind == "f" for part in _parts(outputs))
+
+
 def is_distribution(outputs: Outputs) -> bool:
     """Return whether the last axis holds probabilities already.
 
@@ -186,7 +191,7 @@ def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | No
     """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
     return {
         "top1": top1(outputs, labels),
-        "kl": kl_divergence(reference, outputs),
+        "kl": kl_divergence(reference, outputs) if _is_real(reference) else None,
         "sqnr_db": sqnr_db(reference, outputs),
         "cosine": cosine_similarity(reference, outputs),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
@@ -12,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import ConfigError, DataError
-from quantpipe.graph.execute import Session, joined, run_batches
+from quantpipe.graph.execute import Session, joined, lifted, run_batches
 from quantpipe.metrics.average_precision import Detections, mean_average_precision
 from quantpipe.metrics.detections import DetectionLayout, matches
 from quantpipe.metrics.losses import LossKind, OutputLoss, joint_loss, only_kl
 from quantpipe.metrics.outputs import all_finite, cosine_similarity, kl_divergence, relative_mse, top1
-from quantpipe.types import Outputs, Samples
+from quantpipe.types import Outputs, Samples, groups_of
 
 ValueOf = Callable[[Any, Any, NDArray[np.int64] | None], float]
 """A user's objective: (the float model's outputs, the candidate's outputs, labels or None) -> float, greater is
 better. Both outputs are those of one output, or mappings of all of them by name (`Compared.named`)."""
+
+WORST = "worst"
+"""Among metrics, the value over the worst samples (`objective.over`)."""
 
 Found = Outputs | Mapping[str, Outputs]
 """What a model gave over some samples: its one output that is compared, or several by name."""
@@ -33,7 +36,8 @@ class Compared:
 
     `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged in
     addition. `value_of` is an objective of the user's; `named`: it gets every output of the model. `detections`: the
-    layout of boxes and scores, where the model is a detector.
+    layout of boxes and scores, where the model is a detector. `metric` and `over` are the objective's.
+    `selected`: see `Graph.selected`.
     """
 
     output: str | None = None
@@ -41,6 +45,27 @@ class Compared:
     value_of: ValueOf | None = None
     named: bool = False
     detections: DetectionLayout | None = None
+    metric: str = "auto"
+    over: str = "mean"
+    selected: frozenset[str] = frozenset()
+
+    def judged(self, samples: Samples) -> JudgedOver | None:
+        """Return which of the samples judge a candidate (`objective.over`); None for the mean of all.
+
+        Raises ConfigError where the samples have no groups.
+        """
+        if self.over == "mean":
+            return None
+        if self.over == "worst_decile":
+            return JudgedOver(self.metric, len(samples))
+        groups = groups_of(samples)
+        if groups is None:
+            raise ConfigError(
+                f"is {self.over}, and the samples have no groups; give dataset.groups, or objective.over=worst_decile",
+                stage="search",
+                where="objective.over",
+            )
+        return JudgedOver(self.metric, len(samples), groups)
 
     def names(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs that are needed, of those that a model has: the one of the metrics first."""
@@ -50,12 +75,49 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
+class JudgedOver:
+    """Say which samples judge a candidate instead of all: the worst tenth, or the worst group.
+
+    `metric`: auto, kl, mse or accuracy. `groups` `[N]` is the group of each sample, None for the worst tenth.
+    """
+
+    metric: str
+    samples: int
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)
+
+    def value(self, reference: Reference, outputs: Found) -> float:
+        """Return the mean value of the worst samples: minus a loss, or an accuracy."""
+        values = self._values(reference, outputs)
+        if self.groups is None:
+            return float(np.mean(np.sort(values)[: max(1, self.samples // 10)]))
+        return min(float(np.mean(values[self.groups == name])) for name in np.unique(self.groups))
+
+    def _values(self, reference: Reference, outputs: Found) -> NDArray[np.float64]:
+        """Return the value of each sample, `[N]`."""
+        main = reference.main(outputs)
+        if self.metric == "accuracy":
+            if reference.labels is None or isinstance(main, tuple) or main.ndim != 2:
+                return np.full(self.samples, np.nan)
+            return np.asarray(main.argmax(axis=1) == reference.labels, dtype=np.float64)
+        kinds = {"kl": LossKind.KL, "mse": LossKind.MSE}
+        if self.metric in kinds or not reference.losses:
+            losses: Sequence[OutputLoss] = [OutputLoss(reference.output, kinds.get(self.metric, LossKind.KL))]
+            factor = losses[0].factor
+        else:
+            losses, factor = reference.losses, 1.0
+        own, every = reference.every(reference.found), reference.every(outputs)
+        each = [loss.each(own[loss.output], every[loss.output], self.samples) for loss in losses]
+        return np.asarray(-np.max(each, axis=0) / factor)
+
+
+@dataclass(frozen=True, eq=False)
 class Reference:
     """Hold what the float model gives, to compare others with it.
 
     It is one output `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own objective, and
     the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by name; `losses`,
-    `named`, `detections`: as in `Compared`.
+    `named`, `detections`: as in `Compared`. `over`: the samples that judge candidates, None for the mean of all.
+    `selected`: see `Graph.selected`.
     """
 
     outputs: Outputs = field(repr=False)
@@ -66,6 +128,8 @@ class Reference:
     others: Mapping[str, Outputs] = field(default_factory=dict, repr=False)
     named: bool = False
     detections: DetectionLayout | None = None
+    over: JudgedOver | None = None
+    selected: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,7 +165,7 @@ class Reference:
         """Return the reference of the samples `kept`, `[N]` bool."""
         labels = None if self.labels is None else self.labels[kept]
         others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
-        return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
+        return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others, over=None)
 
 
 def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
@@ -123,14 +187,15 @@ def outputs_of(
     extra: Mapping[str, NDArray[Any]] | None = None,
     *,
     names: Sequence[str] = (),
+    selected: Collection[str] = (),
 ) -> Found:
     """Return the outputs of these names (none: the first) over all samples; a mapping if there are several.
 
     Each is `[N, ...]`, or N arrays where shapes differ. `size` is samples per batch; `extra` feeds are the same for
-    each batch.
+    each batch. `selected`: see `Graph.selected`.
     """
     wanted = list(names) or [session.outputs[0]]
-    found = list(run_batches(session, samples, size, wanted, extra=extra))
+    found = [lifted(one, selected) for one in run_batches(session, samples, size, wanted, extra=extra)]
     several = {name: joined([out[name] for out in found]) for name in wanted}
     return several if len(wanted) > 1 else several[wanted[0]]
 
@@ -150,12 +215,13 @@ def reference_of(
     known = []
     count = 0
     for batch in samples.batches(size):
-        parts.append(session.run(batch.inputs, list(names)))
+        parts.append(lifted(session.run(batch.inputs, list(names)), compared.selected))
         known.append(batch.labels)
         count += len(batch.indices)
     labels = [part for part in known if part is not None]
     outputs = {name: joined([part[name] for part in parts]) for name in names}
-    return checked_reference(outputs, np.concatenate(labels) if labels else None, compared, samples=count)
+    found = checked_reference(outputs, np.concatenate(labels) if labels else None, compared, samples=count)
+    return replace(found, over=compared.judged(samples))
 
 
 def checked_reference(
@@ -183,7 +249,10 @@ def checked_reference(
             raise DataError(f"the float model's own output is not finite for sample {sample}{remedy}", stage="evaluate")
     others = {name: outputs[name] for name in more}
     layout = None if compared.detections is None else compared.detections.resolved(outputs)
-    return Reference(outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named, layout)
+    reference = Reference(
+        outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named, layout
+    )
+    return replace(reference, selected=compared.selected)
 
 
 def first_samples(reference: Reference, count: int, total: int) -> Reference:
@@ -205,6 +274,8 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
         found["callable"] = user_value(reference, outputs)
     if reference.detections is not None and reference.detections.decides:
         found["detections"] = agreement_of(reference, outputs)
+    if reference.over is not None:
+        found[WORST] = reference.over.value(reference, outputs)
     accuracy = top1(main, reference.labels)
     return found if accuracy is None else found | {"top1": accuracy}
 
@@ -259,8 +330,10 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
     """Return the value that a search maximizes.
 
     It is top1, -kl, -mse, -loss (NaN for accuracy without labels), the agreement of detections, or what the user's
-    function gives.
+    function gives. With `objective.over` it is the value over the worst samples.
     """
+    if WORST in metrics:
+        return metrics[WORST]
     if metric in ("callable", "detections"):
         return metrics[metric]
     if metric == "auto":

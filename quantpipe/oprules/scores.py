@@ -17,7 +17,10 @@ VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 def is_scores(graph: Graph, output: str) -> bool:
     """Return whether a tensor holds a value per class along its last axis."""
-    return _normalized(graph, output) or any(_scored_by(graph, node, port) for node, port in _readers(graph, output))
+    last = len(graph.shapes.get(output, ())) - 1
+    return _normalized(graph, output, last) or any(
+        _scored_by(graph, node, port) for node, port in _readers(graph, output)
+    )
 
 
 def is_normalized(graph: Graph, output: str) -> bool:
@@ -28,9 +31,30 @@ def is_normalized(graph: Graph, output: str) -> bool:
     return node is not None and node.op in NORMALIZED
 
 
-def _normalized(graph: Graph, tensor: str) -> bool:
-    """Return whether a normalization over the last axis made it."""
-    axis = len(graph.shapes.get(tensor, ())) - 1
+def score_axis(graph: Graph, output: str) -> int | None:
+    """Return the axis of a tensor that holds a value per class; None where the graph shows none.
+
+    A Softmax or LogSoftmax over this axis made the tensor, or a Softmax, LogSoftmax or ArgMax over it reads the tensor.
+    """
+    for axis in reversed(range(1, len(graph.shapes.get(output, ())))):
+        if _normalized(graph, output, axis):
+            return axis
+    for node, port in graph.consumers.get(output, ()):
+        if node.op in READERS and port == 0:
+            return _axis(node, graph, output) or None
+    return None
+
+
+def gives_class_numbers(graph: Graph, output: str) -> bool:
+    """Return whether an ArgMax made a tensor, with nothing but moves of values after it."""
+    node = graph.producers.get(output)
+    while node is not None and node.op in (*SAME_PLACE, *VIEWS, "Transpose"):
+        node = graph.producers.get(node.inputs[0])
+    return node is not None and node.op == "ArgMax"
+
+
+def _normalized(graph: Graph, tensor: str, axis: int) -> bool:
+    """Return whether a normalization over an axis made it."""
     while axis >= 0 and (node := graph.producers.get(tensor)) is not None:
         if node.op in NORMALIZED:
             return _axis(node, graph, node.outputs[0]) == axis

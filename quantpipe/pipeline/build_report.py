@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from quantpipe.annotate.half import beyond_half
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.evaluate.baseline import baseline_warning
+from quantpipe.evaluate.beyond_ranges import beyond_warnings
 from quantpipe.evaluate.forms import forms_warnings
 from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
@@ -26,6 +26,7 @@ from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.search import Metric, Objective
 from quantpipe.types import (
     BaselinePart,
+    BeyondRow,
     CalibratePart,
     ChoiceRow,
     ChoiceSpace,
@@ -33,6 +34,7 @@ from quantpipe.types import (
     CostPart,
     DataPart,
     DeploymentPart,
+    EnoughPart,
     FloatNodeRow,
     FloatType,
     FormRow,
@@ -69,6 +71,9 @@ class Evaluated:
         deployment: How model.onnx is run.
         imported: The file's grids and integers, where it was quantized already.
         forms: A row for each form, where there are several.
+        beyond: What stored ranges cut off, compared with calibration.
+        enough: How ranges and loss depend on the number of calibration samples.
+        first: Warnings that come before all others but the doubts.
         baseline: The accuracy of onnxruntime's own quantization, where it was compared.
     """
 
@@ -83,6 +88,9 @@ class Evaluated:
     deployment: DeploymentPart
     imported: ImportedPart | None = None
     forms: Sequence[FormRow] = ()
+    beyond: Sequence[BeyondRow] = ()
+    first: Sequence[str] = ()
+    enough: EnoughPart | None = None
     baseline: BaselinePart | None = None
 
 
@@ -128,6 +136,9 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "raised": list(plan.raised),
         "tables": table_rows(graph, plan),
         "overflow": list(evaluation.overflow),
+        "beyond": list(evaluated.beyond),
+        "enough": evaluated.enough,
+        "groups": {"rows": evaluation.groups.rows, "worst": evaluation.groups.worst},
         "rectified": list(found.rectified),
         "recover": list(recovery.get("steps", [])),
         "recovery": recovery.get("gain"),
@@ -137,12 +148,15 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "host": evaluated.host,
         "warnings": [
             *inputs.doubts,
+            *evaluated.first,
+            *beyond_warnings(evaluated.beyond),
+            *evaluation.hidden,
             *inputs.notes,
             *graph.notes,
             *decisions(graph, settings.spec),
             *_left_out(data),
             *_shared(data),
-            *_profile_notes(profile, graph, topology),
+            *_profile_notes(profile),
             *_search_notes(found.report),
             *_overruled(found.report.get("threshold_rules", ())),
             *evaluation.warnings,
@@ -226,12 +240,10 @@ def _intervals(evaluation: Evaluation) -> dict[str, Any]:
     return {name: list(interval) for name, interval in found.items() if interval is not None}
 
 
-def _profile_notes(profile: Profile | None, graph: Graph, topology: Topology) -> list[str]:
+def _profile_notes(profile: Profile | None) -> list[str]:
     if profile is None:
         return []
-    beyond = beyond_half(graph, topology, profile)
-    notes = [f"{profile.loaded['file']}: {warning}" for warning in profile.loaded.get("warnings", [])]
-    return notes if beyond is None else [beyond, *notes]
+    return [f"{profile.loaded['file']}: {warning}" for warning in profile.loaded.get("warnings", [])]
 
 
 def _search_notes(search: SearchReport) -> list[str]:

@@ -31,7 +31,9 @@ def compared_by(
     decides = Metric(settings.objective["metric"]) is Metric.DETECTIONS
     detections = layout_by(settings.detections, graph, decides=decides)
     found = _by_outputs(settings, graph, output, labelled=labelled, states=states)
-    return replace(found, detections=detections)
+    objective = settings.objective
+    found = replace(found, metric=str(objective["metric"]), over=objective.get("over", "mean"))
+    return replace(found, detections=detections, selected=graph.selected)
 
 
 def _by_outputs(settings: Settings, graph: Graph, output: str, *, labelled: bool, states: Iterable[str]) -> Compared:

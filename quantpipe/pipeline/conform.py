@@ -18,7 +18,9 @@ from quantpipe.conform.network import joined
 from quantpipe.conform.probes import Probe, probes_of
 from quantpipe.conform.readme import readme
 from quantpipe.conform.vectors import INPUTS, VectorSet, contents
+from quantpipe.data.subset import First
 from quantpipe.errors import ArtifactError, HardwareError
+from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings, clipped_in
 from quantpipe.graph.io import model_bytes
 from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
@@ -30,7 +32,7 @@ from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.vector_settings import VectorSettings
 from quantpipe.realize import BACKENDS, FILE_FORMS
-from quantpipe.types import DumpReport
+from quantpipe.types import BeyondRow, DumpReport
 from quantpipe.version import __version__
 
 Array = NDArray[Any]
@@ -84,11 +86,27 @@ def export_vectors(settings: Settings, console: Console, options: VectorSettings
         probes, left_out = probes_of(settings.config["hardware"], settings.schema) if options.probes else ([], {})
         if options.probes:
             console.stage("probes", f"{len(probes)}, {len(left_out)} that the device does not get")
-        return _written(run, net, probes, left_out, options=options)
+        return _written(run, net, probes, left_out, options=options, beyond=_beyond(run, whole))
+
+
+def _beyond(run: Opened, samples: int) -> list[BeyondRow]:
+    """Return which tensors of the vectors' samples are beyond their stored ranges, and warn of those far beyond."""
+    job, plan = run.job, run.described.network.plan
+    found = {"vectors": clipped_in(job.graph, plan, First(job.inputs.evaluate, samples))}
+    rows = beyond_rows(job.topology, plan, job.files.read_profile(job.calibrated), found)
+    for said in beyond_warnings(rows):
+        job.console.warn(said)
+    return rows
 
 
 def _written(
-    run: Opened, net: VectorSet, probes: list[Probe], left_out: Mapping[str, str], *, options: VectorSettings
+    run: Opened,
+    net: VectorSet,
+    probes: list[Probe],
+    left_out: Mapping[str, str],
+    *,
+    options: VectorSettings,
+    beyond: list[BeyondRow],
 ) -> dict[str, Any]:
     settings, folder, forms = run.job.settings, run.folder, dict[str, str]()
     sets = [net, *(replace(p.vectors, name=f"{PROBES}/{p.recipe.name}") for p in probes)]
@@ -100,6 +118,7 @@ def _written(
         "hardware": settings.spec.name,
         "sets": [{"name": v.name, "purpose": v.purpose, "tensors": len(v.golden), "samples": v.samples} for v in sets],
         "left_out": dict(left_out),
+        "beyond": beyond,
     }
     origin = run.job.origin("vectors", {"strategy": run.strategy}, ("hardware", "schema"))
     with ArtifactUnit(folder) as unit:

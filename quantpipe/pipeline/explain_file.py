@@ -14,7 +14,7 @@ from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.evaluate.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
 from quantpipe.evaluate.foreign_rows import foreign_rows, sums_of
 from quantpipe.evaluate.sensitivity import AloneMeasure
-from quantpipe.graph.execute import joined
+from quantpipe.graph.execute import joined, lifted
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import opset_for
@@ -134,7 +134,7 @@ def _read(settings: Settings, file: Path) -> _Read:
 
 def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: Graph) -> MeasuredLoss:
     """Return the loss of the file as onnxruntime runs it."""
-    parts = [run.run(batch.inputs)[0] for batch in samples.batches(graph.batch_size)]
+    parts = [lifted(run.run(batch.inputs)[0], graph.selected) for batch in samples.batches(graph.batch_size)]
     names = judge.reference.names
     outputs = {name: joined([part[name] for part in parts]) for name in names}
     return judge.of(outputs if len(names) > 1 else outputs[names[0]])

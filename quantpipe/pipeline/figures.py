@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.thumbnail import thumbnail
+from quantpipe.evaluate.beyond_ranges import stats_of
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology
+from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology, WorstSampleRow
 from quantpipe.types.figures import (
     ChangedSample,
     ConfusionFigure,
@@ -22,6 +23,7 @@ from quantpipe.types.figures import (
     HistogramFigure,
     StageErrors,
     TimelineRow,
+    WorstFigure,
 )
 
 
@@ -69,6 +71,7 @@ def figures_of(
         "histograms": _histograms(evaluation, topology, plan, profile),
         "confusion": _confusion(rows["float_class"], rows["found_class"]) if both else None,
         "changed": _changed(rows, samples, graph) if both else [],
+        "worst": _worst(evaluation.groups.worst, samples, graph),
         "timeline": list(way.timeline),
         "stages": list(way.stages),
         "shares": shares_of(way.cycles, topology, graph),
@@ -129,7 +132,7 @@ def _histograms(
         group = topology.group_of.get(tensor)
         if group is not None and group.key in shown:
             continue  # the same values at the same scale
-        stats = _stats(profile, topology, tensor) if profile is not None else None
+        stats = stats_of(profile, topology, tensor) if profile is not None else None
         if stats is None or quantizer is None or not stats.full or not stats.maximum > stats.minimum:
             continue
         low, high, counts = _bins(stats)
@@ -151,14 +154,6 @@ def _histograms(
         if len(found) == HISTOGRAMS:
             break
     return found
-
-
-def _stats(profile: Profile, topology: Topology, tensor: str) -> TensorStats | None:
-    """Return the statistics of a tensor, or of what its range was taken from."""
-    if tensor in profile.tensors:
-        return profile.tensors[tensor]
-    group = topology.group_of.get(tensor)
-    return next((profile.tensors[s] for s in group.sources if s in profile.tensors), None) if group else None
 
 
 def _bins(stats: TensorStats) -> tuple[float, float, list[int]]:
@@ -206,6 +201,11 @@ def _changed(rows: Mapping[str, NDArray[Any]], samples: Samples, graph: Graph) -
         }
         for i in chosen
     ]
+
+
+def _worst(rows: Sequence[WorstSampleRow], samples: Samples, graph: Graph) -> list[WorstFigure]:
+    images = _images(samples, graph, {row["row"] for row in rows if row["row"] < READ})
+    return [WorstFigure(**row, image=images.get(row["row"])) for row in rows]
 
 
 def _images(samples: Samples, graph: Graph, wanted: set[int]) -> dict[int, str]:

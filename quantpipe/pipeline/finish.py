@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quantpipe.annotate.half import beyond_half
+from quantpipe.annotate.half import below_half, beyond_half
 from quantpipe.artifacts import read_json
 from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
+from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings
+from quantpipe.evaluate.enough_samples import enough
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
@@ -43,6 +45,7 @@ from quantpipe.types import (
     Measured,
     Profile,
     QuantPlan,
+    Range,
     RunReport,
 )
 from quantpipe.version import __version__
@@ -161,14 +164,24 @@ def _evaluate(
         course=course,
     )
     rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
-    for warning in (*evaluation.warnings, *forms_warnings(forms)):
+    halves = (beyond_half(job.graph, job.topology, profile) if profile is not None else None, below_half(plan))
+    first = [said for said in halves if said is not None]
+    sample = enough(job.topology, found.strategy.bits, profile, lambda part: _ranges(job, found, part))
+    if sample is not None:
+        job.console.stage("samples", sample["sentence"])
+        first += [] if sample["enough"] else [sample["sentence"]]
+    outside = beyond_rows(job.topology, plan, profile, evaluation.beyond)
+    for warning in (
+        *first,
+        *beyond_warnings(outside),
+        *evaluation.hidden,
+        *evaluation.warnings,
+        *forms_warnings(forms),
+    ):
         job.console.warn(warning)
     host = host_warning(job.graph, job.topology, plan, settings.spec)
     if host is not None:
         job.console.warn(host)
-    beyond = beyond_half(job.graph, job.topology, profile) if profile is not None else None
-    if beyond is not None:
-        job.console.warn(beyond)
     lacking = without_kernel(job.topology, plan, made.forms.backend, realized.model)
     slow = slow_warning(lacking)
     if slow is not None:
@@ -199,6 +212,9 @@ def _evaluate(
         deployment=made.forms.deployment(job),
         imported=beside,
         forms=rows,
+        beyond=outside,
+        first=first,
+        enough=sample,
         baseline=beaten,
     )
     figures = figures_of(
@@ -215,6 +231,12 @@ def _evaluate(
         ),
     )
     return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
+
+
+def _ranges(job: RunContext, found: SearchDecision, profile: Profile) -> dict[str, Range]:
+    """Return the range of each scale group by some statistics, at the bits that were chosen."""
+    table, bits = job.thresholds(profile), found.strategy.bits
+    return {g.key: table.group_range(g, bits[g.key]) for g in job.topology.groups if g.key in bits}
 
 
 def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:

@@ -60,7 +60,9 @@ class FakeQuantized:
         on = dict.fromkeys((*made.clips.values(), *made.rounds.values()), np.asarray(True))
         feeds = {**on, **{name: one.held for name, one in numbers.constants.items()}}
         names = [made.outputs[name] for name in self.reference.names]
-        found = outputs_of(session, self._samples, self._graph.batch_size, feeds, names=names)
+        found = outputs_of(
+            session, self._samples, self._graph.batch_size, feeds, names=names, selected=self.reference.selected
+        )
         if isinstance(found, Mapping):
             found = dict(zip(self.reference.names, found.values(), strict=True))
         return self.of(found)

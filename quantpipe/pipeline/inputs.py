@@ -12,6 +12,7 @@ from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, ModelError, nearest
+from quantpipe.evaluate.calibration_checks import calibration_doubts
 from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.execute import Session
@@ -21,6 +22,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
+from quantpipe.oprules.chosen import selected_outputs
 from quantpipe.pipeline.compared import compared_by
 from quantpipe.pipeline.settings import Settings
 from quantpipe.recover import with_split_channels
@@ -104,7 +106,7 @@ def load(settings: Settings) -> Inputs:
         if size is None and error.stage == "run" and _goes(clean, {name: values[:1] for name, values in feeds.items()}):
             raise ModelError(f"{error}; {ONE_AT_A_TIME}") from error
         raise
-    graph = replace(graph, states=states)
+    graph = replace(graph, states=states, selected=selected_outputs(graph))
     if wanted := settings.annotate.split_channels:
         graph = with_split_channels(graph, settings.spec, settings.schema, wanted)
     for samples in splits.roles.values():
@@ -118,11 +120,12 @@ def load(settings: Settings) -> Inputs:
             "continues",
             stage="data",
         )
+    speaking = (*calibration_doubts(splits.calibrate, splits.evaluate, size), *found.said)
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     norms = batch_norms(raw.graph.model) if settings.train.fold else {}
     norms = {name: norm for name, norm in norms.items() if name in graph.producers}
-    return Inputs(graph, *parts, found.said, few_notes(splits.roles), compared, splits.train, norms)
+    return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared, splits.train, norms)
 
 
 def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> bool:

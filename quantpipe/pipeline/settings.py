@@ -18,7 +18,7 @@ from quantpipe.executors import Executor
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.metrics.reference import ValueOf
 from quantpipe.pipeline.explain_settings import ExplainSettings
-from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, VectorSettings, refuse_runs
+from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, TimesSettings, VectorSettings, refuse_runs
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
@@ -36,7 +36,7 @@ COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "s
 FORMATS, VERIFY = ("text", "json"), ("fail", "warn")
 OBJECTIVE = (
     "metric", "target", "outputs", "all_outputs", "form", "tolerance", "cost", "cost_limit", "weight", "latency_runs",
-    "latency_seconds",
+    "latency_seconds", "over",
 )  # fmt: skip
 LEAST_MEMORY_MB = 16
 PRECISION = ("auto", "none")
@@ -265,6 +265,7 @@ class Settings:
     runs: tuple[str, ...] = ()
     dump: Path | None = None
     vectors: VectorSettings = field(default_factory=VectorSettings)
+    identify: TimesSettings = field(default_factory=TimesSettings)
     verbosity: str = "normal"
     forms: tuple[str, ...] = ()
     """Forms that are written beside realize/model.onnx, which has that of `backend`."""
@@ -342,7 +343,7 @@ class Settings:
                 where="search.refine",
             )
         self._refuse_idle_keys()
-        refuse_runs(self.command, self.runs, self.dump)
+        refuse_runs(self.command, self.runs, self.dump, self.identify.times)
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
@@ -368,6 +369,7 @@ class Settings:
             "explain.file": (self.explain.file is not None, "command=explain", self.command == "explain"),
             "runs": (bool(self.runs), f"command={', '.join(OF_RUNS)}", self.command in OF_RUNS),
             "dump": (self.dump is not None, "command=compare or command=identify", self.command in OF_DUMPS),
+            "identify.times": (self.identify.times is not None, "command=identify", self.command == "identify"),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
             "objective.outputs": (bool(aim.get("outputs")), "objective=auto", aim["metric"] == Metric.AUTO),
             "pick": (self.pick != "knee", "objective.form=pareto", self.objective["form"] == ObjectiveForm.PARETO),

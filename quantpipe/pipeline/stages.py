@@ -31,7 +31,8 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.half_ends import cast_ends, inside_of
 from quantpipe.graph.view import Graph
-from quantpipe.hardware.cost import COSTS, macs
+from quantpipe.hardware.cost import COSTS, cost_function, macs
+from quantpipe.hardware.predictor import PREDICTED, predicted
 from quantpipe.lowering import Rendered, render
 from quantpipe.metrics.losses import OutputLoss, only_kl
 from quantpipe.metrics.outputs import top1
@@ -145,14 +146,23 @@ def make_objective(
     """
     start = space.decode(space.start)
     topology, bits = variants.topology_of(start), variants.bits(start)
-    cost = COSTS.get(str(config["cost"]))  # a latency has no formula
+    cost = cost_function(str(config["cost"]))  # a latency has no formula
     metric = metric_for(str(config["metric"]), reference.output, reference.losses)
     figures = FloatFigures(
-        accuracy=top1(reference.outputs, reference.labels),
+        accuracy=_float_accuracy(reference),
         value=reference.own_value,
         start_cost=None if cost is None else cost(topology, graph, spec, bits),
     )
     return Objective.of(ObjectiveOptions(**{**config, "metric": metric}), figures)
+
+
+def _float_accuracy(reference: Reference) -> float | None:
+    """Return the float model's accuracy, on its worst group where that judges; None without labels."""
+    found = top1(reference.outputs, reference.labels)
+    over = reference.over
+    if found is None or over is None or over.metric != Metric.ACCURACY:
+        return found
+    return over.value(reference, reference.found)
 
 
 def metric_for(metric: str, output: str, losses: Sequence[OutputLoss]) -> str:
@@ -237,7 +247,11 @@ def describe_model(
 
 def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> CostPart:
     """Return the strategy's value of every cost measure, by name."""
-    return cast("CostPart", {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()})
+    found = {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
+    for name, quantity in PREDICTED.items():
+        if quantity in spec.cost.layers:
+            found[name] = predicted(quantity, topology, graph, spec, bits=strategy.bits)
+    return cast("CostPart", found)
 
 
 @dataclass(frozen=True, eq=False)

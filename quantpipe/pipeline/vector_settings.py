@@ -34,7 +34,28 @@ class VectorSettings:
             raise ConfigError(f"is {self.probes!r}; legal is true or false", where="vectors.probes")
 
 
-def refuse_runs(command: str, runs: Sequence[str], dump: Path | None) -> None:
+@dataclass(frozen=True)
+class TimesSettings:
+    """State the measured layer times of `command=identify`.
+
+    `times`: a CSV file, or `here` to measure with onnxruntime's profiler; None to identify by dumps. `repeats`: runs
+    that are measured here.
+    """
+
+    times: str | None = None
+    repeats: int = 50
+
+    def __post_init__(self) -> None:
+        if self.times is not None and not (isinstance(self.times, str) and self.times):
+            raise ConfigError(f"is {self.times!r}; legal are null, here, or a CSV file", where="identify.times")
+        whole("identify.repeats", self.repeats, least=5)
+
+
+OF_FINISHED_RUNS = {"vectors": VectorSettings, "identify": TimesSettings}
+"""Sections of the configuration for commands on finished runs, and the types of their settings."""
+
+
+def refuse_runs(command: str, runs: Sequence[str], dump: Path | None, times: str | None = None) -> None:
     """Raise ConfigError where a command has not the runs, or not the dump, that it needs."""
     if command in OF_RUNS and not runs:
         raise ConfigError(
@@ -42,10 +63,21 @@ def refuse_runs(command: str, runs: Sequence[str], dump: Path | None) -> None:
             + (", or run ids of MLflow" if command == "compare" else ""),
             where="runs",
         )
-    single = command in ("export_vectors", "identify") or (command == "compare" and dump is not None)
+    fits = command == "identify" and times is not None
+    if fits and dump is not None:
+        raise ConfigError("is given together with identify.times; give one of them", where="dump")
+    single = (
+        command == "export_vectors"
+        or (command == "identify" and not fits)
+        or (command == "compare" and dump is not None)
+    )
     if single and len(runs) != 1:
         raise ConfigError(
             f"names {len(runs)} runs; legal is the folder of one finished run, runs=[FOLDER]", where="runs"
         )
-    if command == "identify" and dump is None:
-        raise ConfigError("command=identify needs dump=FOLDER, what a device gave of the probes", where="dump")
+    if command == "identify" and dump is None and not fits:
+        raise ConfigError(
+            "command=identify needs dump=FOLDER, what a device gave of the probes, or identify.times=FILE.csv, what "
+            "its layers took",
+            where="dump",
+        )

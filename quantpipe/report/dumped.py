@@ -87,3 +87,17 @@ def identified_table(report: Mapping[str, Any]) -> Group:
     wrong = [Text(f"no values explain the probe {name}", style="bold red") for name in report["unexplained"]]
     other = [Text(f"the device has {text}", style="bold") for text in report["overrides"]]
     return Group(table, *wrong, *other)
+
+
+def times_table(report: Mapping[str, Any]) -> Group:
+    """Return how well fitted figures predict layers that they were not fitted to, and the file that has them."""
+    table = Table(title=f"{report['hardware']}, fitted to measured layers", title_justify="left")
+    for name in ("quantity", "layers", "networks", "left out", "median error", "90 % within", "total"):
+        table.add_column(name, justify="left" if name in ("quantity", "left out") else "right")
+    for row in report["fits"]:
+        errors = (f"{100 * row[key]:.1f} %" for key in ("median_error", "error_90", "total_error"))
+        counts = str(row["layers"]), str(row["networks"]), row["left_out"]
+        table.add_row(f"{row['quantity']} ({row['unit']})", *counts, *errors)
+    ignored = report["ignored"]
+    more = [Text(f"{len(ignored)} rows name no layer: {', '.join(ignored[:SHOWN])}", style="dim")] if ignored else []
+    return Group(table, *more, Text(f"file    {report['file']}"))

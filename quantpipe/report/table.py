@@ -65,7 +65,9 @@ def _models(report: RunReport) -> Table:
         _add(table, "  95 % interval", *(text.interval(intervals.get(n)) for n in ("float", "simulated", "realized")))
     if (alone := _part(report.get("metrics"), "default_session")).get("top1") is not None:
         _add(table, "  in a default session", "", "", text.percent(alone["top1"]))
-    if (error := text.squared_error(report)) is not None:  # KL means nothing where there are no class scores
+    if (fitting := text.main_map(report)) is not None:  # class numbers have no divergence
+        _add(table, "output compared with float", "", "", fitting)
+    elif (error := text.squared_error(report)) is not None:  # KL means nothing where there are no class scores
         _add(table, "squared error / variance", "", "", text.number(error))
     else:
         _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))

@@ -89,6 +89,26 @@ def detections(report: RunReport) -> list[tuple[str, list[str]]]:
     return [(label, cells) for label, cells in rows if any(cell != DASH for cell in cells)]
 
 
+GROUPS_SHOWN = 12
+"""Groups of samples on the page, at most."""
+
+
+def groups(part: Any) -> list[dict[str, Any]]:
+    """Return the groups of samples that lose most, the marked ones first, each next to its whole output."""
+    found = [row for row in _mapping(part).get("rows") or () if isinstance(row, dict) and row.get("by")]
+    some = [row for row in found if row["by"] != "all" and row.get("judged")]
+    some.sort(key=lambda row: (not row.get("worse"), _group_loss(row)))
+    outputs = [row for row in found if row["by"] == "all"]
+    keys = ("output", "by", "group", "samples", "sqnr_db", "kl", "equal")
+    return [{key: row[key] for key in keys if key in row} for row in (*outputs, *some[:GROUPS_SHOWN])] if some else []
+
+
+def _group_loss(row: Mapping[str, Any]) -> float:
+    """Return how little is left: the SQNR, or the share of equal answers."""
+    known: list[Any] = [row.get("sqnr_db"), row.get("equal"), -row["kl"] if _is_number(row.get("kl")) else None]
+    return next((float(value) for value in known if _is_number(value)), math.inf)
+
+
 def _named(rows: Any) -> list[dict[str, Any]]:
     """Return rows of outputs."""
     found = rows if isinstance(rows, list | tuple) else ()
@@ -100,12 +120,34 @@ def _mapping(part: Any) -> Mapping[str, Any]:
 
 
 def nearness(row: dict[str, Any]) -> str:
-    """Return an output's SQNR and cosine; of integers, the share of equal ones."""
-    if _is_number(row.get("equal")):
-        return f"{percent(row['equal'])} equal"
+    """Return an output's SQNR and cosine; of integers, the share of equal ones; of maps, classes and keypoints."""
+    if (fitting := map_figures(row)) is not None:
+        return fitting
     whole = f"{decibel(row.get('sqnr_db'))}, cosine {number(row.get('cosine'))}"
     parts = [f"{part.get('tensor')} {decibel(part.get('sqnr_db'))}" for part in _parts(row)]
     return f"{whole} ({', '.join(parts)})" if parts else whole
+
+
+def map_figures(row: Mapping[str, Any]) -> str | None:
+    """Return the figures that fit an output of class numbers, class maps or heat maps; None for any other."""
+    said = []
+    if _is_number(row.get("equal")):
+        said.append(f"{percent(row['equal'])} equal")
+    if _is_number(row.get("miou")):
+        said.append(f"mIoU {percent(row['miou'])}")
+    if _is_number(row.get("pixels")):
+        said.append(f"keypoints {number(row['pixels'], 3)} pixels off, 95 % within {number(row.get('pixels_95'), 3)}")
+    if said and _is_number(row.get("sqnr_db")):
+        said.append(decibel(row["sqnr_db"]))
+    return ", ".join(said) or None
+
+
+def main_map(report: RunReport) -> str | None:
+    """Return `map_figures` of the output that metrics are about, in place of its divergence."""
+    rows = {row["output"]: row for row in _named(report.get("outputs"))}
+    name = _mapping(report.get("run")).get("output")
+    row = rows.get(name if isinstance(name, str) else next(iter(rows), ""))
+    return None if row is None else map_figures(row)
 
 
 def _parts(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -19,10 +19,10 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.graph.ahead import in_order
-from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined
+from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined, lifted
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
-from quantpipe.hardware.cost import COSTS
+from quantpipe.hardware.cost import COSTS, cost_function
 from quantpipe.metrics.reference import Found, Reference, objective_value, output_metrics
 from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.recover import LayerOptions, Moments, Variants
@@ -127,7 +127,7 @@ class CandidateMeasure:
         self._recipe = recipe
         self._planner = Planner(recipe.graph, recipe.topology, recipe.spec, recipe.schema)
         self._variants = recipe.variants(self._planner)
-        self._cost = COSTS[recipe.cost]
+        self._cost = cost_function(recipe.cost) or COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, _batch_size(recipe.graph), self._cache)
         self._concurrent, self._threads = concurrency(self._batches.least, threads)
@@ -179,7 +179,7 @@ class CandidateMeasure:
             for _, coming in running:
                 if lost := given_up():
                     return lost
-                outputs.append(coming.result())
+                outputs.append(lifted(coming.result(), r.reference.selected))
                 if bound is not None:
                     bound.add(outputs[-1])
         metrics = output_metrics(r.reference, self._found(outputs))

@@ -39,4 +39,7 @@ class HoldoutScorer:
         if self._simulator is None or self._graph is not graph:
             self._graph, self._simulator = graph, Simulator(graph, topology, sessions=1)
         session, parameters = self._simulator.prepare(plan)
-        return outputs_of(session, self._samples, graph.batch_size, parameters, names=self.reference.names)
+        known = self.reference
+        return outputs_of(
+            session, self._samples, graph.batch_size, parameters, names=known.names, selected=known.selected
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quantpipe.graph.execute import joined
+from quantpipe.graph.execute import joined, lifted
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Found, Reference
 from quantpipe.scoring.chain import Chain
@@ -33,7 +33,7 @@ class KeptScorer(HoldoutScorer):
         candidate = Chain(sections(graph, topology, *names), self._cache, None).candidate(plan)
         found = []
         for number, batch in enumerate(self._samples.batches(graph.batch_size)):
-            found.append(candidate.run(number, partial(_first, batch.inputs)))
+            found.append(lifted(candidate.run(number, partial(_first, batch.inputs)), self.reference.selected))
         outputs = {name: joined([part[name] for part in found]) for name in names}
         return outputs if len(names) > 1 else outputs[names[0]]
 

@@ -28,6 +28,7 @@ from quantpipe.search.objective import (
     Objective,
     ObjectiveForm,
     ObjectiveOptions,
+    Over,
     form_of,
     reaches,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Objective",
     "ObjectiveForm",
     "ObjectiveOptions",
+    "Over",
     "Pick",
     "RandomSearch",
     "SearchResult",

@@ -80,6 +80,16 @@ class CostKind(StrEnum):
     CYCLES = "cycles"
     PEAK_ACTIVATION_BYTES = "peak_activation_bytes"
     LATENCY = "latency"
+    PREDICTED_LATENCY = "predicted_latency"
+    ENERGY = "energy"
+
+
+class Over(StrEnum):
+    """Name the samples whose mean is a candidate's value: all, the worst tenth, or the worst group."""
+
+    MEAN = "mean"
+    WORST_DECILE = "worst_decile"
+    WORST_GROUP = "worst_group"
 
 
 OWN_COST = "auto"
@@ -101,6 +111,7 @@ class ObjectiveOptions:
     latency_seconds: float = 2.0
     outputs: Mapping[str, float] | None = None
     all_outputs: bool = False
+    over: str = "mean"
 
 
 @dataclass(frozen=True)
@@ -140,11 +151,17 @@ class Objective:
     latency_seconds: float = 2.0
     outputs: tuple[tuple[str, float], ...] = ()
     all_outputs: bool = False
+    over: Over = Over.MEAN
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", check_enum("objective.metric", self.metric, Metric))
         object.__setattr__(self, "form", check_enum("objective.form", self.form, ObjectiveForm))
         object.__setattr__(self, "cost", check_enum("objective.cost", self.cost, CostKind))
+        object.__setattr__(self, "over", check_enum("objective.over", self.over, Over))
+        if self.over is not Over.MEAN and self.metric in (Metric.CALLABLE, Metric.DETECTIONS):
+            raise _meaningless("over", f"objective.metric={self.metric}", "objective.metric=auto", "mean")
+        if self.over is Over.WORST_DECILE and self.metric is Metric.ACCURACY:
+            raise _meaningless("over", "objective.metric=accuracy", "objective.metric=kl", "mean or worst_group")
         object.__setattr__(self, "tolerance", real("objective.tolerance", self.tolerance, least=0.0))
         if self.cost_limit is not None:
             object.__setattr__(self, "cost_limit", real("objective.cost_limit", self.cost_limit, above=0.0))
@@ -217,6 +234,7 @@ class Objective:
             latency_seconds=options.latency_seconds,
             outputs=weights(options.outputs),
             all_outputs=options.all_outputs,
+            over=check_enum("objective.over", options.over, Over),
         )
 
     @property
@@ -306,6 +324,7 @@ class Objective:
             f"cost={self.cost} limit={limit}"
         )
         text += f" target={self.target}" if self.target is not None else ""
+        text += f" over={self.over}" if self.over is not Over.MEAN else ""
         text += " all outputs" if self.all_outputs else ""
         text += f" outputs={dict(self.outputs)!r}" if self.outputs else ""
         if self.cost is CostKind.LATENCY:

@@ -4,7 +4,7 @@ from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
-from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, objects_of
+from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, groups_of, objects_of, sample_name
 from quantpipe.types.deployment import DeploymentPart
 from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.dtype import DType
@@ -15,6 +15,8 @@ from quantpipe.types.dumped import (
     ExplanationRow,
     IdentifiedField,
     IdentifyReport,
+    LayerFit,
+    TimesReport,
 )
 from quantpipe.types.explained import (
     AccumulatorRow,
@@ -116,7 +118,6 @@ from quantpipe.types.reports import (
     DataPart,
     DevicePart,
     FrontPart,
-    GeneralizationPart,
     LeftOutPart,
     Metrics,
     ModelMetrics,
@@ -132,6 +133,7 @@ from quantpipe.types.reports import (
     SearchReport,
     by_model,
 )
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupRow, GroupsPart, WorstSampleRow
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.speed import LatencyPart, SpeedPart
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
@@ -163,6 +165,7 @@ __all__ = [
     "BaselinePart",
     "BaselineRow",
     "Batch",
+    "BeyondRow",
     "BiasScale",
     "BlockGrid",
     "Blocks",
@@ -195,6 +198,7 @@ __all__ = [
     "DumpedRow",
     "DumpedSet",
     "Edge",
+    "EnoughPart",
     "ExplainReport",
     "ExplanationRow",
     "FinalistRow",
@@ -212,6 +216,8 @@ __all__ = [
     "GivenTensor",
     "GivenWeight",
     "Granularity",
+    "GroupRow",
+    "GroupsPart",
     "HardwareSpec",
     "IdentifiedField",
     "IdentifyReport",
@@ -227,6 +233,7 @@ __all__ = [
     "Kernel",
     "KernelPlan",
     "LatencyPart",
+    "LayerFit",
     "LayerRow",
     "LeftOutPart",
     "Limit",
@@ -318,6 +325,7 @@ __all__ = [
     "TensorStats",
     "Term",
     "ThresholdRuleRow",
+    "TimesReport",
     "Topology",
     "Trial",
     "Unify",
@@ -326,6 +334,9 @@ __all__ = [
     "WeightSite",
     "WeightTensor",
     "WithoutKernelRow",
+    "WorstSampleRow",
     "by_model",
+    "groups_of",
     "objects_of",
+    "sample_name",
 ]

@@ -92,6 +92,24 @@ class Samples(Protocol):
         ...
 
 
+def groups_of(samples: Samples) -> NDArray[np.str_] | None:
+    """Return the group of each sample of a split by `dataset.groups`, `[N]`; None without groups.
+
+    The samples may have a property `groups`.
+    """
+    known: NDArray[np.str_] | None = getattr(samples, "groups", None)
+    return known
+
+
+def sample_name(samples: Samples, position: int) -> str:
+    """Return the name of the sample at a position of a split: its file, or its row in the source.
+
+    The samples may have a method `name`.
+    """
+    named = getattr(samples, "name", None)
+    return f"sample {position}" if named is None else str(named(position))
+
+
 def objects_of(samples: Samples) -> tuple[Objects, ...] | None:
     """Return the objects in each picture of a split; None where its data describe no objects.
 

@@ -89,3 +89,33 @@ class IdentifyReport(TypedDict):
     fields: list[IdentifiedField]
     unexplained: list[str]
     overrides: list[str]
+
+
+class LayerFit(TypedDict):
+    """How well fitted figures predict layers that they were not fitted to; errors are shares of the measured value.
+
+    `left_out`: networks, or layers where there are fewer than three networks. `total_error`: of what was left out
+    together, the median.
+    """
+
+    quantity: str
+    unit: str
+    layers: int
+    networks: int
+    left_out: str
+    median_error: float
+    error_90: float
+    total_error: float
+
+
+class TimesReport(TypedDict):
+    """The figures that were fitted to measured layers, and the hardware file that has them."""
+
+    version: str
+    runs: list[str]
+    times: str
+    hardware: str
+    file: str
+    fits: list[LayerFit]
+    kinds: dict[str, int]
+    ignored: list[str]

@@ -54,6 +54,16 @@ class ChangedSample(TypedDict):
     image: str | None
 
 
+class WorstFigure(TypedDict):
+    """A sample that loses most at an output; `image` as above."""
+
+    output: str
+    row: int
+    name: str
+    loss: float
+    image: str | None
+
+
 class TimelineRow(TypedDict):
     """A stage: when it began and how long it took, in seconds; the memory held at its end, in MiB."""
 
@@ -77,6 +87,7 @@ class Figures(TypedDict):
     histograms: list[HistogramFigure]
     confusion: ConfusionFigure | None
     changed: list[ChangedSample]
+    worst: NotRequired[list[WorstFigure]]
     timeline: list[TimelineRow]
     stages: NotRequired[list[StageErrors]]
     shares: NotRequired[dict[str, float]]

@@ -293,6 +293,8 @@ class Cost:
     """What each scale of a weight adds to what the device loads."""
     vector_steps: Mapping[str, float] = field(default_factory=dict)
     """What adding, narrowing and comparing take per vector of a result; empty: nothing."""
+    layers: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Quantity (latency, energy) -> kind of kernel -> what a unit of each amount of work takes."""
 
 
 @dataclass(frozen=True)

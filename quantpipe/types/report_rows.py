@@ -23,6 +23,10 @@ class OutputRow(TypedDict):
     mse: float | None
     cosine: float | None
     equal: NotRequired[float]
+    miou: NotRequired[float | None]
+    keypoints: NotRequired[int]
+    pixels: NotRequired[float]
+    pixels_95: NotRequired[float]
     other_shape: NotRequired[int]
     parts: NotRequired[list[OutputPartRow]]
 

@@ -40,6 +40,7 @@ from quantpipe.types.report_rows import (
     ThresholdRuleRow,
     WithoutKernelRow,
 )
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupsPart
 from quantpipe.types.speed import LatencyPart, SpeedPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
@@ -206,7 +207,7 @@ class ModelMetrics(TypedDict):
     """
 
     top1: float | None
-    kl: float
+    kl: float | None
     sqnr_db: float | None
     cosine: float | None
     detections: NotRequired[float | None]
@@ -256,19 +257,6 @@ class DataPart(TypedDict):
     sequences: NotRequired[int]
 
 
-class GeneralizationPart(TypedDict):
-    """Losses on the samples of the search and on others."""
-
-    metric: str
-    search: float
-    report: float
-    difference: float
-    standard_error: float
-    parted: bool
-    search_samples: int
-    report_samples: int
-
-
 class CalibratePart(TypedDict):
     """The calibration run; null in a run without one."""
 
@@ -301,6 +289,8 @@ class CostPart(TypedDict):
     bops: float
     cycles: float
     peak_activation_bytes: float
+    predicted_latency: NotRequired[float]
+    energy: NotRequired[float]
 
 
 class ConversionsPart(TypedDict):
@@ -373,6 +363,9 @@ class RunReport(OptionalParts):
     raised: list[RaisedRow]
     tables: list[TableRow]
     overflow: list[OverflowRow]
+    groups: GroupsPart
+    beyond: list[BeyondRow]
+    enough: EnoughPart | None
     rectified: list[RectifiedRow]
     recover: list[StepRow]
     recovery: RecoveryGain | None

@@ -14,6 +14,14 @@ def _no_batches() -> NDArray[np.float64]:
     return np.zeros((0, 2))
 
 
+FOLD_BINS = 1024
+"""Bins in which the counts of each part of the samples are kept."""
+
+
+def _no_folds() -> NDArray[np.int64]:
+    return np.zeros((0, FOLD_BINS), np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class ChannelStats:
     """Hold exact statistics per channel along `axis` of an activation, `[C]` float64 each."""
@@ -44,6 +52,8 @@ class TensorStats:
     `batch_minimum`, `batch_maximum` are the means over batches of the batch extremes; `batch_extremes` `[batches, 2]`
     float64 are (min, max) of the last batches, oldest first. A batch is `Graph.batch_size` samples, however the pass
     was cut into runs. `channels`: the same per channel, where it was asked for.
+    `folds` `[parts, bins]` holds the counts of parts of the samples over the same limits, in fewer bins; empty where
+    they are not known.
 
     Statistics of extremes alone (`full` is False) have an empty histogram, and NaN for mean and variance. Those from
     elsewhere may lack the batches too, and have a count of 0.
@@ -62,6 +72,7 @@ class TensorStats:
     nonfinite: int = 0
     batch_extremes: NDArray[np.float64] = field(default_factory=_no_batches, repr=False)
     channels: ChannelStats | None = field(default=None, repr=False)
+    folds: NDArray[np.int64] = field(default_factory=_no_folds, repr=False)
 
     @property
     def full(self) -> bool:

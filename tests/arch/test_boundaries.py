@@ -47,7 +47,12 @@ OP_TABLES = (
 switches a probe, how devices form functions; and the checker of certificates, which shares nothing with any of them."""
 
 OUTSIDE = {
-    "onnxruntime": ("graph/execute.py", "graph/runtime_quantization.py", "graph/symbolic_axes.py"),
+    "onnxruntime": (
+        "graph/execute.py",
+        "graph/layer_times.py",
+        "graph/runtime_quantization.py",
+        "graph/symbolic_axes.py",
+    ),
     "mlflow": ("tracking/",),
     "hydra": ("app",),
     "optuna": ("search/",),

@@ -87,7 +87,7 @@ def test_the_float_detector_finds_most_digits_by_labels() -> None:
     found = judge.with_figures(NO_METRICS, reference().found)
     assert found["detections"] == 1.0
     assert 0.7 < (found["map"] or 0) < (found["map50"] or 0) and (found["map50"] or 0) > 0.95
-    part = judge.part()
+    part = judge.part(reference().found)
     assert part is not None and part["layout"] == "cxcywh" and part["boxes"] == "detections@0:4"
     assert part["labelled"] == sum(len(one) for one in objects_of(splits().evaluate) or ())
     assert abs(part["objects"] - part["labelled"]) < 0.2 * part["labelled"]
@@ -98,7 +98,7 @@ def test_labels_without_the_package_say_how_to_get_it(monkeypatch: pytest.Monkey
     judge = Judge.of(graph(), reference(), objects_of(splits().evaluate))
     found = judge.with_figures(NO_METRICS, reference().found)
     assert found["map"] is None and found["detections"] == 1.0
-    assert "[coco]" in str((judge.part() or {}).get("note"))
+    assert "[coco]" in str((judge.part(reference().found) or {}).get("note"))
 
 
 def test_agreement_falls_with_what_is_lost_and_is_measured_only_where_it_decides() -> None:

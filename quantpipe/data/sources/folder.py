@@ -14,10 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.labels import read_labels
+from quantpipe.data.labels import read_groups, read_labels
 from quantpipe.errors import DataError, nearest
 
 log = logging.getLogger(__name__)
+
+FILE_OF_GROUPS = "a CSV file with a header line, whose first column names a file or sub-folder and the second its group"
+"""What `dataset.groups` takes for folders."""
 
 
 class ClassFolder:
@@ -29,26 +32,51 @@ class ClassFolder:
     """
 
     def __init__(
-        self, folder: Path, suffixes: Collection[str], kind: str, classes: Mapping[str, int] | None, *, by_csv: bool
+        self,
+        folder: Path,
+        suffixes: Collection[str],
+        kind: str,
+        classes: Mapping[str, int] | None,
+        *,
+        by_csv: bool,
+        groups: str | None = None,
     ) -> None:
         self._folder = folder
-        groups = _groups(folder, suffixes, kind)
-        if not by_csv and "" in groups and len(groups) > 1:
+        by_name = _by_sub_folder(folder, suffixes, kind)
+        if not by_csv and "" in by_name and len(by_name) > 1:
             raise DataError(
-                f"mixes {kind} ({groups[''][0].name}, …) with sub-folders of {kind}; put every file into the "
+                f"mixes {kind} ({by_name[''][0].name}, …) with sub-folders of {kind}; put every file into the "
                 "sub-folder of its class, or give dataset.labels.",
                 stage="data",
                 where=str(folder),
             )
-        turns = zip_longest(*(groups[name] for name in sorted(groups)))
+        turns = zip_longest(*(by_name[name] for name in sorted(by_name)))
         self.files = [path for turn in turns for path in turn if path is not None]
         self.labels = self._find_labels(classes, by_csv)
-        self.class_names = () if self.labels is None or "" in groups else names_in_order(classes or {})
+        self.groups = None if groups is None else self._find_groups(read_groups(Path(groups).expanduser()), groups)
+        self.class_names = () if self.labels is None or "" in by_name else names_in_order(classes or {})
 
     def _find_labels(self, classes: Mapping[str, int] | None, by_csv: bool) -> NDArray[np.int64] | None:
         if classes is None or (not by_csv and all(path.parent == self._folder for path in self.files)):
             return None
         return np.array([self._label(path, classes) for path in self.files], dtype=np.int64)
+
+    def _find_groups(self, known: Mapping[str, str], where: str) -> NDArray[np.str_]:
+        """Return the group of each file: by its path in the folder, its name, its stem, or its sub-folder."""
+        found = []
+        for path in self.files:
+            inside = path.relative_to(self._folder)
+            names = (inside.as_posix(), path.name, path.stem, inside.parts[0])
+            group = next((known[name] for name in names if name in known), None)
+            if group is None:
+                raise DataError(
+                    f"has no row for {inside.as_posix()!r}{nearest(path.name, known)} (dataset.groups); add one for "
+                    "the file or its sub-folder.",
+                    stage="data",
+                    where=where,
+                )
+            found.append(group)
+        return np.asarray(found, dtype=np.str_)
 
     def _label(self, path: Path, classes: Mapping[str, int]) -> int:
         """Return the label by the sub-folder's name, or, in a flat folder, the file's with or without its ending."""
@@ -65,7 +93,7 @@ class ClassFolder:
         )
 
 
-def _groups(folder: Path, suffixes: Collection[str], kind: str) -> dict[str, list[Path]]:
+def _by_sub_folder(folder: Path, suffixes: Collection[str], kind: str) -> dict[str, list[Path]]:
     """Name of the sub-folder ("" for the folder itself) -> its files, sorted. What is hidden does not count."""
     if not folder.is_dir():
         raise DataError(f"is a file; legal is a folder of {kind}.", stage="data", where=str(folder))

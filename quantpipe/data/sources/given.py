@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.divide import WHOLE
 from quantpipe.data.functions import arrays_of
-from quantpipe.data.labels import as_labels
+from quantpipe.data.labels import as_groups, as_labels
 from quantpipe.data.options import SplitOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays
@@ -45,8 +45,19 @@ class ArraysSource:
     sequences: NDArray[np.int64] | None = None
     cheap = True
 
-    def __init__(self, where: str, arrays: Mapping[str, NDArray[Any]], labels: Any = None) -> None:
+    def __init__(
+        self, where: str, arrays: Mapping[str, NDArray[Any]], labels: Any = None, groups: str | None = None
+    ) -> None:
         self.where = where
+        arrays = dict(arrays)
+        given = None
+        if groups is not None:
+            if groups not in arrays:
+                names = ", ".join(filter(None, arrays)) or "one array alone"
+                raise DataError(
+                    f"have no array {groups!r} (dataset.groups); they hold {names}", stage="data", where=where
+                )
+            given = arrays.pop(groups)
         self._arrays = arrays
         self.fields: dict[str, SourceLayout] = dict.fromkeys(arrays, SourceLayout.AS_IS)
         for name, array in arrays.items():
@@ -59,6 +70,7 @@ class ArraysSource:
             text = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise DataError(f"the arrays must have one row per sample each; {text} rows", stage="data", where=where)
         self.labels = None if labels is None else as_labels(np.asarray(labels), len(self), where)
+        self.groups = None if given is None else as_groups(given, len(self), f"{where}[{groups}]")
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
@@ -101,16 +113,16 @@ class GivenDataset(SplitOptions):
                 if named[role] is None:
                     raise DataError(f"there are no {role} samples; only search samples may be left out", stage="data")
             sources = {
-                role: source_of(some, f"the {role} samples", self.sequence)
+                role: source_of(some, f"the {role} samples", self.sequence, self.groups)
                 for role, some in named.items()
                 if some is not None
             }
         else:
-            sources = {WHOLE: source_of(sets, "the samples", self.sequence)}
+            sources = {WHOLE: source_of(sets, "the samples", self.sequence, self.groups)}
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)
 
 
-def source_of(given: Any, where: str, sequence: str | None = None) -> Source:
+def source_of(given: Any, where: str, sequence: str | None = None, groups: str | None = None) -> Source:
     """Return the source of samples in any of their forms.
 
     Raises DataError for any other object.
@@ -125,10 +137,10 @@ def source_of(given: Any, where: str, sequence: str | None = None) -> Source:
             )
         given, labels = given
     if isinstance(given, Mapping) or _is_array(given):
-        return ArraysSource(where, arrays_of(given, where), labels)
+        return ArraysSource(where, arrays_of(given, where), labels, groups)
     if labels is not None:
         given = _labelled(given, labels, where)
-    return IterableSource(given, where, None, sequence)
+    return IterableSource(given, where, None, sequence, groups=groups)
 
 
 def _is_array(value: Any) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows
-from quantpipe.data.sources.folder import ClassFolder, classes_of
+from quantpipe.data.sources.folder import FILE_OF_GROUPS, ClassFolder, classes_of
 from quantpipe.data.splits import Splits
 from quantpipe.errors import DataError, brief
 from quantpipe.types import TensorInfo
@@ -33,12 +33,21 @@ class PictureSource:
     cheap = False
     sequences = None
 
-    def __init__(self, folder: Path, classes: Mapping[str, int] | None, by_csv: bool, channels: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        classes: Mapping[str, int] | None,
+        by_csv: bool,
+        channels: int,
+        *,
+        groups: str | None = None,
+    ) -> None:
         self._mode = MODES.get(channels, "RGB")
         self.where = str(folder)
         self.fields: Mapping[str, SourceLayout] = {SINGLE: SourceLayout.NHWC}
-        found = ClassFolder(folder, SUFFIXES, "pictures", classes, by_csv=by_csv)
+        found = ClassFolder(folder, SUFFIXES, "pictures", classes, by_csv=by_csv, groups=groups)
         self._files, self.labels, self.class_names = found.files, found.labels, found.class_names
+        self.groups = found.groups
 
     def __len__(self) -> int:
         return len(self._files)
@@ -109,6 +118,8 @@ class ImageFolderDataset(FileOptions):
     label_columns: Sequence[str] = ("wnid", "index")
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
+    legal_groups = FILE_OF_GROUPS
+
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
@@ -118,7 +129,9 @@ class ImageFolderDataset(FileOptions):
         channels = _channels(self.data_inputs(inputs), preprocess)
         classes = classes_of(list(paths.values()), self.labels, self.label_columns, outputs_classes)
         by_csv = self.labels is not None
-        sources = {role: PictureSource(path, classes, by_csv, channels) for role, path in paths.items()}
+        sources = {
+            role: PictureSource(path, classes, by_csv, channels, groups=self.groups) for role, path in paths.items()
+        }
         return self.assemble(sources, preprocess, inputs, outputs_classes, seed=seed)
 
 

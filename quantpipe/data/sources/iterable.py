@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quantpipe.data.divide import ROLES, WHOLE
 from quantpipe.data.duplicates import UNKNOWN, fingerprints
 from quantpipe.data.functions import arrays_of, called, checked_function, name_of
+from quantpipe.data.labels import as_groups
 from quantpipe.data.options import SplitOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sample_store import SampleStore
@@ -43,15 +44,18 @@ class IterableSource:
 
     cheap = True
 
-    def __init__(self, items: Any, where: str, limit: int | None, sequence: str | None = None) -> None:
+    def __init__(
+        self, items: Any, where: str, limit: int | None, sequence: str | None = None, *, groups: str | None = None
+    ) -> None:
         self.where = where
-        self._sequence = sequence
+        self._sequence, self._groups = sequence, groups
         self._spool = SampleStore()
         self._broken: dict[int, DataError] = {}
         self._names: tuple[str, ...] | None = None
         self._labelled: bool | None = None
         labels: list[int] = []
         sequences: list[int] = []
+        members: list[int] = []
         told = time.monotonic()
         for number, item in enumerate(islice(_each(items, where), limit)):
             if limit is None and time.monotonic() - told > TOLD_SECONDS:
@@ -60,21 +64,23 @@ class IterableSource:
             try:
                 if isinstance(item, DataError):
                     raise item
-                arrays, label, member = self._take(item, self.name(number))
+                arrays, label, member, group = self._take(item, self.name(number))
             except DataError as error:
                 self._broken[number] = error
-                arrays, label, member = {}, 0, sequences[-1] if sequences else 0
+                arrays, label, member, group = {}, 0, sequences[-1] if sequences else 0, 0
             self._spool.append(arrays)
             labels.append(label)
             sequences.append(member)
+            members.append(group)
         if len(self._broken) == len(labels) and self._broken:
             raise self._broken[0]
         self.labels = np.array(labels, dtype=np.int64) if self._labelled else None
         self.sequences = np.array(sequences, dtype=np.int64) if sequence is not None else None
+        self.groups = None if groups is None else as_groups(np.array(members, dtype=np.int64), len(members), where)
         self.fields: dict[str, SourceLayout] = dict.fromkeys(self._names or (), SourceLayout.AS_IS)
 
-    def _take(self, item: Any, name: str) -> tuple[dict[str, NDArray[Any]], int, int]:
-        """Return arrays, label and sequence (0 if absent) of one sample, which must be like the first."""
+    def _take(self, item: Any, name: str) -> tuple[dict[str, NDArray[Any]], int, int, int]:
+        """Return arrays, label, sequence and group (0 if absent) of one sample, which must be like the first."""
         label = None
         if isinstance(item, tuple):
             if len(item) != 2:
@@ -85,7 +91,8 @@ class IterableSource:
                 )
             item, label = item
         arrays = arrays_of(item, name)
-        member = self._member(arrays, name)
+        member = self._member(arrays, self._sequence, name, key="sequence")
+        group = self._member(arrays, self._groups, name, key="groups")
         number = None if label is None else _index(label, "label", name)
         if self._names is None:
             self._names, self._labelled = tuple(arrays), number is not None
@@ -97,19 +104,20 @@ class IterableSource:
                 stage="data",
                 where=name,
             )
-        return arrays, number or 0, member
+        return arrays, number or 0, member, group
 
-    def _member(self, arrays: dict[str, NDArray[Any]], name: str) -> int:
-        """Return the number of the sequence, taken out of the arrays."""
-        if self._sequence is None:
+    @staticmethod
+    def _member(arrays: dict[str, NDArray[Any]], entry: str | None, name: str, *, key: str) -> int:
+        """Return the number of the sequence or group, taken out of the arrays."""
+        if entry is None:
             return 0
-        if self._sequence not in arrays:
+        if entry not in arrays:
             raise DataError(
-                f"has no entry {self._sequence!r} (dataset.sequence); it holds {', '.join(filter(None, arrays))}.",
+                f"has no entry {entry!r} (dataset.{key}); it holds {', '.join(filter(None, arrays))}.",
                 stage="data",
                 where=name,
             )
-        return _index(arrays.pop(self._sequence), "sequence number", name)
+        return _index(arrays.pop(entry), f"{key} number", name)
 
     def __len__(self) -> int:
         return len(self._spool)
@@ -204,7 +212,7 @@ class CallableDataset(SplitOptions):
             given = {name: value for name, value in (("split", role), ("seed", seed)) if name in known}
             where = f"{name_of(function)}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
             items = called(function, where, KEY, **given)
-            sources[role] = IterableSource(items, where, self._limit(role), self.sequence)
+            sources[role] = IterableSource(items, where, self._limit(role), self.sequence, groups=self.groups)
         if WHOLE not in sources:
             _refuse_shared(sources)
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.labels import as_labels
+from quantpipe.data.labels import as_groups, as_labels
 from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout, one_of
 from quantpipe.data.source import SINGLE, Hasher, Rows
@@ -35,7 +35,13 @@ class ArraySource:
     """
 
     def __init__(
-        self, path: Path, arrays: Mapping[str, str | None], keys: Mapping[str, Any], layout: SourceLayout
+        self,
+        path: Path,
+        arrays: Mapping[str, str | None],
+        keys: Mapping[str, Any],
+        layout: SourceLayout,
+        *,
+        groups: str | None = None,
     ) -> None:
         names = member_names(path)
         self._arrays = {name: ArrayFile(path, key) for name, key in arrays.items()}
@@ -44,6 +50,7 @@ class ArraySource:
         self._refuse_unequal()
         self.labels = self._read_labels(path, names, keys["labels"])
         self.sequences = self._read_sequences(path, keys["sequence"])
+        self.groups = None if groups is None else self._read_groups(path, names, groups)
 
     def _refuse_unequal(self) -> None:
         counts = {file.where: file.shape[0] for file in self._arrays.values()}
@@ -70,6 +77,22 @@ class ArraySource:
                 where=file.where,
             )
         return file.rows(np.arange(len(self))).astype(np.int64)
+
+    def _read_groups(self, path: Path, names: tuple[str, ...] | None, key: str) -> NDArray[np.str_]:
+        """Return the group of each row from an array of integers or texts."""
+        if names is None or key not in names:
+            raise DataError(
+                f"has no array {key!r} (dataset.groups){nearest(key, names or ())}; legal are "
+                f"{', '.join(names or ()) or 'the arrays of an .npz file'}.",
+                stage="data",
+                where=str(path),
+            )
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                raw = archive[key]
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot be read ({error}).", stage="data", where=f"{path}[{key}]") from error
+        return as_groups(raw, len(self), f"{path}[{key}]")
 
     @property
     def cheap(self) -> bool:
@@ -124,13 +147,17 @@ class NpzDataset(FileOptions):
         needed = [i.name for i in self.data_inputs(inputs)]
         every = [i.name for i in inputs]
         sources = {
-            role: ArraySource(path, _arrays(path, needed, every, keys), keys, layout)
+            role: ArraySource(
+                path, _arrays(path, needed, every, keys, groups=self.groups), keys, layout, groups=self.groups
+            )
             for role, path in self.paths().items()
         }
         return self.assemble(sources, preprocess, inputs, outputs_classes, seed=seed)
 
 
-def _arrays(path: Path, needed: Sequence[str], every: Sequence[str], keys: Mapping[str, Any]) -> dict[str, str | None]:
+def _arrays(
+    path: Path, needed: Sequence[str], every: Sequence[str], keys: Mapping[str, Any], *, groups: str | None = None
+) -> dict[str, str | None]:
     """Return field -> array: by `keys.inputs`; for a single input `keys.images`, if present; else the input's name.
 
     First values of inputs that carry state (in `every`, not in `needed`) are taken where there are some.
@@ -151,7 +178,9 @@ def _arrays(path: Path, needed: Sequence[str], every: Sequence[str], keys: Mappi
     if len(needed) == 1 and needed[0] not in given and (needed[0] not in found or keys["images"] in names):
         state = {name: array for name, array in found.items() if name != needed[0]}
         return {needed[0] if state else SINGLE: str(keys["images"]), **state}
-    others: dict[str, str | None] = {name: name for name in names if name not in (keys["labels"], keys["sequence"])}
+    others: dict[str, str | None] = {
+        name: name for name in names if name not in (keys["labels"], keys["sequence"], groups)
+    }
     if not found and not others:
         raise DataError(
             f"holds {', '.join(names)} and nothing to give to the model; its inputs are {', '.join(every)}. Set "

@@ -76,6 +76,7 @@ class TableSource:
         *,
         classes: Sequence[str] | None,
         sequence: str | None,
+        column_of_groups: str | None = None,
     ) -> None:
         self.where = str(file.path)
         self.fields = dict.fromkeys(groups, SourceLayout.AS_IS)
@@ -85,6 +86,7 @@ class TableSource:
         self._columns = self._load(file, groups, every)
         self.labels = integers(file, label, classes, "label") if label is not None else None
         self.sequences = integers(file, sequence, None, "sequence") if sequence is not None else None
+        self.groups = None if column_of_groups is None else texts_of(file, column_of_groups)
 
     def _load(self, file: TableFile, groups: Mapping[str, Sequence[str]], every: list[str]) -> dict[str, Columns]:
         dtypes: dict[str, np.dtype[Any]] = {}
@@ -136,6 +138,11 @@ class TableSource:
                 hasher.update(columns.read(indices[start : start + HASH_ROWS]).tobytes())
 
 
+def texts_of(file: TableFile, column: str) -> NDArray[np.str_]:
+    """Return a column `[rows]` as texts."""
+    return np.asarray([text for (texts,) in file.texts([column]) for text in texts], dtype=np.str_)
+
+
 def integers(file: TableFile, column: str, classes: Sequence[str] | None, what: str) -> NDArray[np.int64]:
     """Return a column `[rows]` of integers, or of names in `classes` (then their positions)."""
     place = {str(name): i for i, name in enumerate(classes or ())}
@@ -178,15 +185,24 @@ class TableDataset(FileOptions):
     def _source(self, path: Path, inputs: Sequence[TensorInfo]) -> TableSource:
         file = TableFile(path)
         label = None if self.label == LABEL and LABEL not in file.columns else self.label
-        groups = self._groups(file, [c for c in (label, self.sequence) if c is not None], inputs)
+        groups = self._groups(file, [c for c in (label, self.sequence, self.groups) if c is not None], inputs)
         for name, columns in groups.items():
             file.require(columns, f"dataset.inputs.{name}" if name != SINGLE else "dataset.features")
         file.require([label] if label else [], "dataset.label")
         file.require([self.sequence] if self.sequence else [], "dataset.sequence")
+        file.require([self.groups] if self.groups else [], "dataset.groups")
         needed = self.data_inputs(inputs)
         ports = {i.name: i for i in inputs} | ({SINGLE: needed[0]} if needed else {})
         shapes = {name: _sample_shape(ports.get(name), len(columns)) for name, columns in groups.items()}
-        return TableSource(file, groups, shapes, label, classes=self.classes, sequence=self.sequence)
+        return TableSource(
+            file,
+            groups,
+            shapes,
+            label,
+            classes=self.classes,
+            sequence=self.sequence,
+            column_of_groups=self.groups,
+        )
 
     def _groups(
         self, file: TableFile, others: Sequence[str], inputs: Sequence[TensorInfo]

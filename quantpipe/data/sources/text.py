@@ -19,7 +19,7 @@ from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sample_store import SampleCache, SampleStore
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
-from quantpipe.data.sources.table import LABEL, integers
+from quantpipe.data.sources.table import LABEL, integers, texts_of
 from quantpipe.data.sources.tablefile import SUFFIXES, TableFile
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError
@@ -71,13 +71,24 @@ class TextSource:
         *,
         label: str | None,
         classes: Sequence[str] | None,
+        groups: str | None = None,
     ) -> None:
         self.where = str(path)
         self._tokenizer, self._lengths = tokenizer, lengths
         self._texts = SampleStore()
         self.labels: NDArray[np.int64] | None = None
+        self.groups: NDArray[np.str_] | None = None
         if path.suffix.lower() in SUFFIXES:
             self._read_table(path, column, label, classes)
+            if groups is not None:
+                file = TableFile(path)
+                file.require([groups], "dataset.groups")
+                self.groups = texts_of(file, groups)
+        elif groups is not None:
+            raise ConfigError(
+                f"is {groups!r}, and {path} is a file of lines; legal is a column of a table ({', '.join(SUFFIXES)}).",
+                where="dataset.groups",
+            )
         else:
             self._read_lines(path)
         self._arrays = SampleCache(self._tokenized)
@@ -177,7 +188,9 @@ class TextDataset(FileOptions):
         """
         tokenizer, lengths = checked_function(self.tokenizer, KEY), Lengths(self.max_length, self.pad)
         sources = {
-            role: TextSource(path, tokenizer, lengths, self.column, label=self.label, classes=self.classes)
+            role: TextSource(
+                path, tokenizer, lengths, self.column, label=self.label, classes=self.classes, groups=self.groups
+            )
             for role, path in self.paths().items()
         }
         return self.assemble(sources, Preprocess(), inputs, outputs_classes, seed=seed)

@@ -21,7 +21,7 @@ from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sample_store import SampleCache
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
-from quantpipe.data.sources.folder import ClassFolder, classes_of
+from quantpipe.data.sources.folder import FILE_OF_GROUPS, ClassFolder, classes_of
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError, brief
 from quantpipe.types import TensorInfo
@@ -111,10 +111,11 @@ class SoundSource:
         *,
         feature: Callable[..., Any] | None,
         flat: bool,
+        groups: str | None = None,
     ) -> None:
         self.where = str(folder)
         self._feature, self._flat = feature, flat
-        found = ClassFolder(folder, SUFFIXES, "sound files", classes, by_csv=by_csv)
+        found = ClassFolder(folder, SUFFIXES, "sound files", classes, by_csv=by_csv, groups=groups)
         self._files, self.class_names = found.files, found.class_names
         self.waveform = self._waveform = waveform if waveform.sample_rate else self._first_rate(waveform)
         counts = [self._frames(path) for path in self._files]
@@ -122,6 +123,7 @@ class SoundSource:
         first = np.repeat(np.cumsum(counts) - counts, counts)
         self._number_of = np.arange(len(self._file_of)) - first
         self.labels = None if found.labels is None else found.labels[self._file_of]
+        self.groups = None if found.groups is None else found.groups[self._file_of]
         self.sequences = self._file_of.astype(np.int64) if waveform.frame is not None else None
         self._latest: tuple[Path, NDArray[np.float32], int] | None = None
         self._made = SampleCache(self._features) if feature is not None else None
@@ -271,6 +273,8 @@ class WavFolderDataset(FileOptions):
     feature: Callable[..., Any] | None = None
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
+    legal_groups = FILE_OF_GROUPS
+
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
@@ -286,6 +290,8 @@ class WavFolderDataset(FileOptions):
         by_csv = self.labels is not None
         sources = {}
         for role, path in paths.items():
-            sources[role] = SoundSource(path, classes, by_csv, waveform, feature=self.feature, flat=flat)
+            sources[role] = SoundSource(
+                path, classes, by_csv, waveform, feature=self.feature, flat=flat, groups=self.groups
+            )
             waveform = sources[role].waveform
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)

@@ -1,0 +1,92 @@
+"""Types of the report's parts on samples: groups, and values beyond ranges. docs/artifacts.md describes every key."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class GroupRow(TypedDict):
+    """What a group of samples loses at an output; `by` is `all` for the whole output.
+
+    `samples`: of the group, or places that hold the class. Outputs of class scores have `kl` and `equal`, the share of
+    equal answers; other floats have `sqnr_db`, null where nothing is lost. Intervals are of 95 %.
+    """
+
+    output: str
+    by: str
+    group: str
+    samples: int
+    judged: bool
+    worse: bool
+    sqnr_db: NotRequired[float | None]
+    sqnr_interval: NotRequired[list[float] | None]
+    kl: NotRequired[float]
+    kl_interval: NotRequired[list[float]]
+    equal: NotRequired[float]
+    equal_interval: NotRequired[list[float]]
+
+
+class WorstSampleRow(TypedDict):
+    """A sample that loses most at an output: its row in the evaluation split, its name, and its loss."""
+
+    output: str
+    row: int
+    name: str
+    loss: float
+
+
+class GroupsPart(TypedDict):
+    """What averages hide: groups of samples, and the samples that lose most."""
+
+    rows: list[GroupRow]
+    worst: list[WorstSampleRow]
+
+
+class BeyondRow(TypedDict):
+    """What the stored range [low, high] of a tensor cuts off the samples of a split.
+
+    `share` of the elements, and the SQNR of clipping alone; `cut_off` and `cut_off_sqnr_db`: the same in calibration,
+    null where it is not known. `far`: far more than in calibration.
+    """
+
+    split: str
+    tensor: str
+    low: float
+    high: float
+    share: float
+    sqnr_db: float | None
+    cut_off: float | None
+    cut_off_sqnr_db: float | None
+    far: bool
+
+
+class EnoughPart(TypedDict):
+    """How ranges and loss depend on the number of calibration samples.
+
+    `half_db`, `twice_db`: the noise of the stored activations with half and with twice the samples, compared with now.
+    `moved`, `moved_most`: the change of ranges from half of them, as a share of their width, in the median and at most;
+    `tensors` move most. `more_bits`: ranges that half of the samples would cost a bit.
+    """
+
+    samples: int
+    half_db: float
+    twice_db: float
+    moved: float
+    moved_most: float
+    tensors: list[str]
+    more_bits: int
+    enough: bool
+    sentence: str
+
+
+class GeneralizationPart(TypedDict):
+    """Losses on the samples of the search and on others."""
+
+    metric: str
+    search: float
+    report: float
+    difference: float
+    standard_error: float
+    parted: bool
+    search_samples: int
+    report_samples: int
