@@ -24,7 +24,7 @@ from quantpipe.search import (
     contributions,
 )
 from quantpipe.search.objective import LOSSES
-from quantpipe.types import ContributionRow, DevicePart, Point, Score
+from quantpipe.types import ConfirmationPart, ContributionRow, DevicePart, Point, Score
 
 _SLACK = 1e-9
 """Of a cost: sums of the same terms in another order are equal."""
@@ -39,18 +39,27 @@ class Worth:
     report: DevicePart
 
 
-def weighed(job: RunContext, result: SearchResult, objective: Objective, *, point: Point, score: Score) -> Worth:
+def weighed(
+    job: RunContext,
+    result: SearchResult,
+    objective: Objective,
+    *,
+    point: Point,
+    score: Score,
+    undone: ConfirmationPart | None = None,
+) -> Worth:
     """Return the point that the search found, or its start, where that is the better one.
 
     The start is where it has a greater value and the device pays no more for it. Whoever asks for a cost that counts
-    bits gets it in any case.
+    bits gets it in any case. `undone`: which ranges went back to the estimated ones after the search.
     """
     first = job.space.start
     start = next((t.score for t in result.trace if t.point == first), score)
     before, after = device_cost(job, first), device_cost(job, point)
     pays = after < before * (1 - _SLACK)
     asked = objective.cost.value in COUNTS_BITS or objective.cost is CostKind.LATENCY
-    if not asked and not pays and objective.feasible(start) and start.value > score.value:
+    lost = start.value > score.value and undone is None
+    if not asked and not pays and objective.feasible(start) and lost:
         point, score, after = first, start, before
     found: DevicePart = {
         "cost": own_cost(job.settings.spec),
@@ -61,6 +70,8 @@ def weighed(job: RunContext, result: SearchResult, objective: Objective, *, poin
         "sentence": None,
     }
     found["sentence"] = _sentence(job, found, objective, start=start, score=score, moved=point != first)
+    if undone is not None:
+        found["sentence"] = undone_text(undone, None if point == first else found["sentence"])
     return Worth(point, score, found)
 
 
@@ -95,6 +106,15 @@ def _sentence(
         f"(objective.cost={objective.cost}), but the cost on {spec} is no lower: {cost} {number(found['result'])}, at "
         f"the start {number(found['start'])}"
     )
+
+
+def undone_text(undone: ConfirmationPart, sentence: str | None) -> str:
+    """Return the sentence on a result whose changed ranges were undone; without a sentence it is the start."""
+    changed, samples = undone["changed"], undone["samples"]
+    why = f"{changed} changed ranges gain nothing beyond chance on {samples} calibration samples"
+    if sentence is None:
+        return f"{why}, so the result is the start"
+    return f"{sentence}; {why}, so they are the estimated ones again"
 
 
 def outcome(objective: Objective, start: Score, score: Score) -> str:

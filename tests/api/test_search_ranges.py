@@ -10,6 +10,7 @@ import pytest
 import quantpipe
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.data import DigitsDataset
+from quantpipe.pipeline import confirm
 from quantpipe.types import Range, TensorSchema, TensorStats
 
 TENSOR, EVALUATIONS = "block3.pointwise.out", 64
@@ -64,3 +65,32 @@ def test_bits_alone_can_still_be_asked_for() -> None:
     assert "contributions" not in report or all(r["choice"].startswith("bits:") for r in report["contributions"])
     nothing = searched("greedy", "vta", annotate={"choices": ["granularity"]})
     assert nothing["space_size"] == 1
+
+
+def test_ranges_that_gain_by_chance_alone_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this device the estimated ranges are good: what greedy finds there is not there on calibration samples."""
+    report = searched("greedy", "ort_cpu")
+    check, start = report["confirmation"], report["trace"][0][1]
+    assert check["changed"] > 0 and not check["kept"] and check["deviations"] < confirm.LEAST
+    assert report["best_value"] == start < report["trace"][-1][1] and "contributions" not in report
+    assert report["device"]["sentence"] == (
+        f"{check['changed']} changed ranges gain nothing beyond chance on {check['samples']} calibration samples, so "
+        "the result is the start"
+    )
+    monkeypatch.setattr(confirm, "LEAST", -float("inf"))
+    unchecked = searched("greedy", "ort_cpu")
+    assert unchecked["best_value"] == report["trace"][-1][1] and unchecked["confirmation"]["kept"]
+
+
+def test_ranges_that_gain_are_kept() -> None:
+    check = searched("greedy", "vta")["confirmation"]
+    assert check["kept"] and check["deviations"] > confirm.LEAST and check["samples"] == 128
+
+
+def test_a_met_objective_keeps_the_ranges_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chance may explain them, but without them the objective is missed."""
+    monkeypatch.setattr(confirm, "LEAST", float("inf"))
+    report = searched("greedy", "vta")
+    assert report["feasible"] and report["confirmation"]["kept"] and report["contributions"]
+    report = searched("greedy", "vta", objective={"tolerance": 1e-9})
+    assert not report["confirmation"]["kept"] and report["best_value"] == report["trace"][0][1]
