@@ -67,8 +67,9 @@ def losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
 def standard_error(loss_of: LossOf, samples: int) -> float:
     """Return the standard error of a loss on `samples` samples; NaN for a single sample, or where a loss is infinite.
 
-    The jackknife leaves out each of up to 20 groups of samples once, and se² = (g - 1) / g · Σ (loss - mean of
-    these)² (Efron, "The Jackknife, the Bootstrap and Other Resampling Plans", 1982). It holds for any metric.
+    The jackknife leaves out each of up to 20 groups of samples once, for any metric. Its formula is
+    se² = (g - 1) / g · Σ (loss - mean of these)². Source: Efron, "The Jackknife, the Bootstrap and Other Resampling
+    Plans", 1982.
     """
     count = min(GROUPS, samples)
     if count < 2:
