@@ -29,7 +29,7 @@ SAMPLES = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class RangeJudge:
     """Run points on calibration samples."""
 
     job: RunContext
@@ -38,7 +38,7 @@ class Judge:
     scorer: HoldoutScorer
 
     @classmethod
-    def of(cls, job: RunContext, objective: Objective, plan: Callable[[Point], QuantPlan]) -> Judge:
+    def of(cls, job: RunContext, objective: Objective, plan: Callable[[Point], QuantPlan]) -> RangeJudge:
         """Return a judge of the points of a job; `plan` gives the numbers of a point."""
         session = Session(job.graph.model, where=job.graph.source)
         samples = First(job.inputs.calibrate, SAMPLES)
@@ -68,7 +68,7 @@ class Confirmed:
 
 def confirmed(
     job: RunContext,
-    judge: Callable[[], Judge],
+    judge: Callable[[], RangeJudge],
     point: Point,
     score: Score,
     *,

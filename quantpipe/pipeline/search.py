@@ -19,7 +19,7 @@ from quantpipe.metrics.reference import Reference, objective_value, reference_of
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.candidate_weights import candidate_layer, moments_of, rounding_origin
-from quantpipe.pipeline.confirm import Judge, confirmed
+from quantpipe.pipeline.confirm import RangeJudge, confirmed
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_trials
 from quantpipe.pipeline.origin_parts import part
@@ -308,7 +308,7 @@ def _taken(candidates: Candidates, result: SearchResult, aim: SearchContext) -> 
         return Taken(worth, contributed(job, worth.point, worth.score, objective=objective, measure=measure)), front
     check = confirmed(
         job,
-        lambda: Judge.of(job, objective, candidates.plan),
+        lambda: RangeJudge.of(job, objective, candidates.plan),
         worth.point,
         worth.score,
         objective=objective,
