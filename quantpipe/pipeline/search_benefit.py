@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quantpipe.annotate.choices import AUTO
 from quantpipe.hardware.cost import COSTS
 from quantpipe.hardware.gain import COUNTS_BITS, own_cost
 from quantpipe.pipeline.context import RunContext
@@ -25,6 +26,7 @@ from quantpipe.search import (
 )
 from quantpipe.search.objective import LOSSES
 from quantpipe.types import ConfirmationPart, ContributionRow, DevicePart, Point, Score
+from quantpipe.types.choice_key import ChoiceKind
 
 _SLACK = 1e-9
 """Of a cost: sums of the same terms in another order are equal."""
@@ -90,8 +92,7 @@ def _sentence(
     if isinstance(job.settings.search.algorithm, Uniform):
         return None
     if job.space.size == 1:
-        why = left_out_text(job) or "no choice has a second option"
-        return f"nothing to search for: {why}. The result is the start, as search=uniform gives it"
+        return f"nothing to search for: {_one_point_text(job)}. The result is the start, as search=uniform gives it"
     if not moved:
         return (
             f"no candidate is better than the start by value and by the cost on {spec} ({cost} "
@@ -115,6 +116,24 @@ def undone_text(undone: ConfirmationPart, sentence: str | None) -> str:
     if sentence is None:
         return f"{why}, so the result is the start"
     return f"{sentence}; {why}, so they are the estimated ones again"
+
+
+def _one_point_text(job: RunContext) -> str:
+    """Return why a space has one point, and what would widen it."""
+    kinds = job.settings.annotate.choices
+    reasons = []
+    if job.pinned:
+        reasons.append(
+            f"choices.fix, choices.restrict and choices.freeze leave {len(job.pinned)} choices one option each; remove "
+            "patterns to search these choices"
+        )
+    elif AUTO not in kinds and ChoiceKind.RANGE not in kinds:
+        reasons.append(
+            f"annotate.choices=[{','.join(kinds)}] offers no second option on {job.settings.spec.name}; "
+            "annotate.choices=[auto] adds ranges"
+        )
+    reasons += [text for text in (left_out_text(job),) if text is not None]
+    return ". ".join(reasons) or "no choice has a second option"
 
 
 def outcome(objective: Objective, start: Score, score: Score) -> str:
