@@ -304,7 +304,7 @@ def _taken(candidates: Candidates, result: SearchResult, aim: SearchContext) -> 
     worth = weighed(job, result, objective, point=point, score=score)
     if result.stopped is Stopped.INTERRUPTED:
         return Taken(worth, []), front
-    if front:
+    if front or result.stopped is Stopped.TARGET:
         return Taken(worth, contributed(job, worth.point, worth.score, objective=objective, measure=measure)), front
     check = confirmed(
         job,

@@ -152,3 +152,13 @@ def test_a_log_without_choices_of_ranges_is_replayed(tmp_path: Path) -> None:
     assert replayed.bits != start.bits
     same = [key for key in start.ranges if replayed.bits[key] == start.bits[key]]
     assert same and all(replayed.ranges[key] == start.ranges[key] for key in same)
+
+
+def test_a_target_that_was_reached_stays_reached() -> None:
+    """Without the target, chance explains what the search gains here, and the result is the start."""
+    report = searched(
+        {"option": "greedy", "target": 0.003},
+        "ort_cpu",
+        objective={"form": "best_value_within_cost", "cost_limit": 1.0},
+    )
+    assert report["stopped"] == "target" and -report["best_value"] <= 0.003 and "confirmation" not in report
