@@ -25,6 +25,7 @@ from quantpipe.api.options import Options
 from quantpipe.api.pipeline import Pipeline, quantize
 from quantpipe.api.progress import ProgressEvent, QuantpipeWarning
 from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
+from quantpipe.api.simulation import SimulatedNetwork
 from quantpipe.data import SampleSets
 from quantpipe.verify import Verdict
 
@@ -43,6 +44,7 @@ __all__ = [
     "Result",
     "SampleSets",
     "SearchOutcome",
+    "SimulatedNetwork",
     "Verdict",
     "check",
     "compare_dump",

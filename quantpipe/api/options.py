@@ -15,6 +15,7 @@ from quantpipe.api.workspace import Workspace
 from quantpipe.app import compose
 from quantpipe.app.settings import Launch, settings_of
 from quantpipe.artifacts import plain
+from quantpipe.calibrate.estimators import Estimator
 from quantpipe.data import GivenDataset
 from quantpipe.data.functions import name_of
 from quantpipe.errors import ConfigError, nearest
@@ -41,7 +42,7 @@ class Options(TypedDict, total=False):
 
     Attributes:
         schema: How ranges become scales.
-        threshold: How ranges are estimated.
+        threshold: How ranges are estimated: an option, or an estimator of your own (also as its key `activations`).
         precision: What stays in float before the search.
         search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
         objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
@@ -71,7 +72,7 @@ class Options(TypedDict, total=False):
     """
 
     schema: Group
-    threshold: Group
+    threshold: Group | Estimator
     precision: Group
     search: Group
     objective: Group | Callable[..., float]
@@ -133,6 +134,9 @@ def settings_for(
         objects["value_of"] = function
         given["objective"] = _named(given["objective"], function)
     chosen: dict[str, Mapping[str, Any]] = {"dataset": _record(objects["dataset"])}
+    if (estimator := _estimator(given.get("threshold"))) is not None:
+        objects["estimator"] = estimator
+        chosen["threshold"] = _with_estimator(given.pop("threshold"), estimator)
     described = _described(hardware)
     if isinstance(hardware, HardwareSpec):
         objects["spec"] = hardware
@@ -240,6 +244,39 @@ def _record(dataset: Any) -> dict[str, Any]:
         except TypeError:  # an object of the user's
             found[name] = type(value).__name__
     return {"name": kind.__name__, "class": f"{kind.__module__}.{kind.__qualname__}", "options": found}
+
+
+def _estimator(threshold: Any) -> Any:
+    """Return the estimator that is given as an object; None for an option or its keys.
+
+    Raises ConfigError for an object that is no estimator, or no dataclass.
+    """
+    found = threshold.get("activations") if isinstance(threshold, Mapping) else threshold
+    if found is None or isinstance(found, str | Mapping):
+        return None
+    lacking = [name for name in ("needs_histogram", "needs_batches") if not hasattr(found, name)]
+    if isinstance(found, type) or not callable(found) or lacking:
+        raise ConfigError(
+            f"is {found!r}; legal are the name of an option, a mapping of its keys, and an estimator. An estimator has "
+            "needs_histogram and needs_batches, is called with (statistics, bits, schema), and returns a Range, as "
+            "quantpipe.calibrate.estimators.MSE() does",
+            where="threshold",
+        )
+    if not is_dataclass(found):
+        raise ConfigError(
+            f"is a {type(found).__name__}, which is no dataclass; legal is a dataclass, since later runs in the folder "
+            "compare its fields",
+            where="threshold",
+        )
+    return found
+
+
+def _with_estimator(threshold: Any, estimator: Any) -> dict[str, Any]:
+    """Return the content of the group threshold for an estimator that is an object: its class and its text."""
+    kind = type(estimator)
+    changes = {k: v for k, v in threshold.items() if k != "activations"} if isinstance(threshold, Mapping) else {}
+    content = dict(compose.changed(dict(compose.option("threshold", "mse")), changes, "threshold"))
+    return {**content, "activations": {"class": f"{kind.__module__}.{kind.__qualname__}", "object": repr(estimator)}}
 
 
 def _function(objective: Any) -> Callable[..., float] | None:

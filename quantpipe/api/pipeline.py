@@ -12,6 +12,7 @@ from quantpipe.api.model import Model, model_file
 from quantpipe.api.options import Hardware, Options, settings_for
 from quantpipe.api.progress import Listener, Listening
 from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
+from quantpipe.api.simulation import SimulatedNetwork
 from quantpipe.api.workspace import Workspace
 from quantpipe.app.explain import shipped
 from quantpipe.errors import TargetError
@@ -114,6 +115,10 @@ class Pipeline:
     def realize(self) -> Realization:
         """Write the integer model, after recovery."""
         return Realization(self._do(lambda steps: steps.realized).plan, self._workspace)
+
+    def simulate(self) -> SimulatedNetwork:
+        """Return the simulated model, after recovery, as an object that runs on inputs of yours."""
+        return SimulatedNetwork(self._do(lambda steps: steps.realized))
 
     def evaluate(self) -> RunReport:
         """Run the float, the simulated and the integer model on the samples that are kept for it, and compare them.

@@ -196,7 +196,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         dataset=given["dataset"] if "dataset" in given else make(plain["dataset"], "dataset", plugins, **functions),
         spec=spec,
         schema=schema,
-        estimator=make(plain["threshold"]["activations"], "threshold.activations", plugins),
+        estimator=given.get("estimator") or make(plain["threshold"]["activations"], "threshold.activations", plugins),
         weight_method=plain["threshold"]["weights"]["method"],
         rules=rules_of(plain["threshold"].get("rules"), plugins, start.threshold),
         search=SearchSettings(

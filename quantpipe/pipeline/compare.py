@@ -174,7 +174,15 @@ def _run(run: Found, label: str, name: str) -> ComparedRun:
         "meets": None if run.problem else not (report.get("search") or {}).get("shortfall"),
         "figures": found,
         "interval": list((report.get("intervals") or {}).get("realized") or []) or None,
+        "metric": (report.get("search") or {}).get("metric"),
+        "trace": _trace(report.get("search") or {}),
     }
+
+
+def _trace(search: Mapping[str, Any]) -> list[list[float]]:
+    """Return [candidates tried, best value so far] of a search, from its first candidate to its last one."""
+    found = [[number + 1, value] for number, value in search.get("trace") or ()]
+    return [*found, [search["evaluations"], found[-1][1]]] if found else []
 
 
 def _labels() -> Iterator[str]:

@@ -253,10 +253,10 @@ class RunContext:
         keys = (*ANNOTATE, "recover", *(("train",) if trains else ()), "seed")
         found = self.origin("recover", inputs | ranges, keys)
         # What it divides is named by the samples' digests; where it divides nothing it decides nothing.
-        # `when` says whether there is recovery; with `missed` the objective says how far it goes, and what is taken.
-        idle = ("holdout",) if self.settings.recovers_if_missed else ("holdout", "when")
+        # `when` decides whether there is recovery. Unless it is `always`, the objective decides how far recovery goes.
+        idle = ("holdout",) if self.settings.recovers_if_needed else ("holdout", "when")
         config = {**found.config, "recover": {k: v for k, v in found.config["recover"].items() if k not in idle}}
-        aim = {"aim": digest_json(self.settings.objective)} if self.settings.recovers_if_missed else {}
+        aim = {"aim": digest_json(self.settings.objective)} if self.settings.recovers_if_needed else {}
         return replace(found, inputs={**found.inputs, **aim}, config=config)
 
     def realized(self, strategy: str) -> Origin:

@@ -9,7 +9,7 @@ from quantpipe.calibrate.decided import base_of
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.candidate_weights import rounded
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.recover_if_missed import left_out, missed, sought, weighed
+from quantpipe.pipeline.recover_if_missed import left_out, missed, pays, sought, weighed
 from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.train import training_data
@@ -29,11 +29,11 @@ def recover(
     """
     job, settings, options = job.with_topology_of(found.strategy), job.settings, job.settings.recover
     files = files or job.files
-    waits = settings.recovers_if_missed
-    if waits and not missed(found.report):
+    waits, why = settings.recovers_if_needed, ""
+    if waits and missed(found.report):
+        options, why = sought(options, settings.objective), "the objective is missed: "
+    elif waits and not pays(found.report, options):
         waits, options = False, replace(options, steps=())
-    elif waits:
-        options = sought(options, settings.objective)
     if not options.steps and not settings.train.active and settings.search.weights == "nearest":
         return found
     origin = job.recovered(digest_of(found.strategy, NO_OVERRIDES))
@@ -50,7 +50,7 @@ def recover(
         *options.names,
         *((f"train ({settings.choices.get('train', 'own options')})",) if settings.train.active else ()),
     )
-    job.console.stage("recover", f"{'the objective is missed: ' if waits else ''}{', '.join(names)}")
+    job.console.stage("recover", f"{why}{', '.join(names)}")
     started = time.perf_counter()
     climbed = stages.recover(
         Problem(job.graph, job.topology, settings.spec, settings.schema),

@@ -1,6 +1,7 @@
-"""Run recovery where it is needed (`recover.when=missed`).
+"""Run recovery where it is needed (`recover.when`).
 
-The functions tell whether a search missed its objective by the loss, and what recovery made of that.
+It is needed after a search that missed its objective by the loss. After any other search it takes less time than the
+search itself (`recover.when=searched`). The functions return whether it runs, and its cost and gain.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def missed(report: SearchReport) -> bool:
     """Return whether a search's strategy loses more than is allowed, before any recovery, by its part of a report."""
     least = report.get("least_value")
     return least is not None and not reaches(float(report["best_value"]), float(least))
+
+
+def pays(report: SearchReport, options: RecoverOptions) -> bool:
+    """Return whether recovery follows a search that met its objective: after one that measured several candidates."""
+    return options.when == "searched" and report.get("least_value") is not None and report["evaluations"] > 1
 
 
 def sought(options: RecoverOptions, objective: Mapping[str, Any]) -> RecoverOptions:

@@ -19,12 +19,13 @@ from quantpipe.metrics.reference import Reference, objective_value, reference_of
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.candidate_weights import candidate_layer, moments_of, rounding_origin
+from quantpipe.pipeline.confirm import RangeJudge, confirmed
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_trials
 from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.pareto import front_current, picked, write_front
 from quantpipe.pipeline.recover_if_missed import still_missed
-from quantpipe.pipeline.search_benefit import contributed, opening, weighed
+from quantpipe.pipeline.search_benefit import Worth, contributed, opening, weighed
 from quantpipe.pipeline.search_report import search_report
 from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Planner
@@ -37,12 +38,16 @@ from quantpipe.search import (
     Measure,
     Metric,
     Objective,
+    SearchResult,
     Stopped,
     changed_choices,
     reaches,
     search_origin,
 )
 from quantpipe.types import (
+    ConfirmationPart,
+    ContributionRow,
+    FrontPart,
     Point,
     PrecisionRecord,
     Profile,
@@ -244,23 +249,22 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
         )
         if isnan(result.score.value):
             candidates.plan(result.best)  # says what stands against it, where none that was tried can be expressed
-        point, score, front = picked(job, result, aim.objective)
-        worth = weighed(job, result, aim.objective, point=point, score=score)
-        point, score = worth.point, worth.score
-        going_on = result.stopped is not Stopped.INTERRUPTED
-        parts = contributed(job, point, score, objective=aim.objective, measure=workers) if going_on else []
+        taken, front = _taken(candidates, result, aim)
+        point, score = taken.worth.point, taken.worth.score
     strategy = table.strategy(job.space.decode(point))
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
     report: SearchReport = {**search_report(job, result, score, aim.objective, known=known, workers=workers), **front}
-    report["device"] = worth.report
-    if parts:
-        report["contributions"] = parts
+    report["device"] = taken.worth.report
+    if taken.parts:
+        report["contributions"] = taken.parts
         report["changed_choices"] = len(changed_choices(job.space, point))
+    if taken.confirmation is not None:
+        report["confirmation"] = taken.confirmation
     if job.start is not None:
         report["start"] = {"start": job.start.digest, "points": len(job.start.points)}
-    if worth.report["sentence"]:
-        job.console.stage("search", worth.report["sentence"])
+    if taken.worth.report["sentence"]:
+        job.console.stage("search", taken.worth.report["sentence"])
     if decided:
         report = {**report, "precision": decided, "notes": [*decided.get("notes", ()), *report["notes"]]}
     variants = recipe.variants(planner)
@@ -282,6 +286,38 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
             stage="search",
         )
     return found
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Hold the point that a search comes to, what each of its choices contributed, and which ranges were undone."""
+
+    worth: Worth
+    parts: list[ContributionRow]
+    confirmation: ConfirmationPart | None = None
+
+
+def _taken(candidates: Candidates, result: SearchResult, aim: SearchContext) -> tuple[Taken, FrontPart]:
+    """Return the result of a search for the run, and the report's part on its Pareto front."""
+    job, objective, measure = candidates.job, aim.objective, candidates.workers
+    point, score, front = picked(job, result, objective)
+    worth = weighed(job, result, objective, point=point, score=score)
+    if result.stopped is Stopped.INTERRUPTED:
+        return Taken(worth, []), front
+    if front or result.stopped is Stopped.TARGET:
+        return Taken(worth, contributed(job, worth.point, worth.score, objective=objective, measure=measure)), front
+    check = confirmed(
+        job,
+        lambda: RangeJudge.of(job, objective, candidates.plan),
+        worth.point,
+        worth.score,
+        objective=objective,
+        measure=measure,
+    )
+    if check.report is not None and not check.report["kept"]:
+        worth = weighed(job, result, objective, point=check.point, score=check.score, undone=check.report)
+    parts = contributed(job, worth.point, worth.score, objective=objective, measure=measure)
+    return Taken(worth, parts, check.report), front
 
 
 def _same(known: Mapping[str, Any], report: SearchReport) -> bool:

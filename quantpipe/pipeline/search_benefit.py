@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quantpipe.annotate.choices import AUTO
 from quantpipe.hardware.cost import COSTS
 from quantpipe.hardware.gain import COUNTS_BITS, own_cost
 from quantpipe.pipeline.context import RunContext
@@ -24,7 +25,8 @@ from quantpipe.search import (
     contributions,
 )
 from quantpipe.search.objective import LOSSES
-from quantpipe.types import ContributionRow, DevicePart, Point, Score
+from quantpipe.types import ConfirmationPart, ContributionRow, DevicePart, Point, Score
+from quantpipe.types.choice_key import ChoiceKind
 
 _SLACK = 1e-9
 """Of a cost: sums of the same terms in another order are equal."""
@@ -39,18 +41,27 @@ class Worth:
     report: DevicePart
 
 
-def weighed(job: RunContext, result: SearchResult, objective: Objective, *, point: Point, score: Score) -> Worth:
+def weighed(
+    job: RunContext,
+    result: SearchResult,
+    objective: Objective,
+    *,
+    point: Point,
+    score: Score,
+    undone: ConfirmationPart | None = None,
+) -> Worth:
     """Return the point that the search found, or its start, where that is the better one.
 
     The start is where it has a greater value and the device pays no more for it. Whoever asks for a cost that counts
-    bits gets it in any case.
+    bits gets it in any case. `undone`: which ranges went back to the estimated ones after the search.
     """
     first = job.space.start
     start = next((t.score for t in result.trace if t.point == first), score)
     before, after = device_cost(job, first), device_cost(job, point)
     pays = after < before * (1 - _SLACK)
     asked = objective.cost.value in COUNTS_BITS or objective.cost is CostKind.LATENCY
-    if not asked and not pays and objective.feasible(start) and start.value > score.value:
+    lost = start.value > score.value and undone is None
+    if not asked and not pays and objective.feasible(start) and lost:
         point, score, after = first, start, before
     found: DevicePart = {
         "cost": own_cost(job.settings.spec),
@@ -61,6 +72,8 @@ def weighed(job: RunContext, result: SearchResult, objective: Objective, *, poin
         "sentence": None,
     }
     found["sentence"] = _sentence(job, found, objective, start=start, score=score, moved=point != first)
+    if undone is not None:
+        found["sentence"] = undone_text(undone, None if point == first else found["sentence"])
     return Worth(point, score, found)
 
 
@@ -79,8 +92,7 @@ def _sentence(
     if isinstance(job.settings.search.algorithm, Uniform):
         return None
     if job.space.size == 1:
-        why = left_out_text(job) or "no choice has a second option"
-        return f"nothing to search for: {why}. The result is the start, as search=uniform gives it"
+        return f"nothing to search for: {_one_point_text(job)}. The result is the start, as search=uniform gives it"
     if not moved:
         return (
             f"no candidate is better than the start by value and by the cost on {spec} ({cost} "
@@ -95,6 +107,33 @@ def _sentence(
         f"(objective.cost={objective.cost}), but the cost on {spec} is no lower: {cost} {number(found['result'])}, at "
         f"the start {number(found['start'])}"
     )
+
+
+def undone_text(undone: ConfirmationPart, sentence: str | None) -> str:
+    """Return the sentence on a result whose changed ranges were undone; without a sentence it is the start."""
+    changed, samples = undone["changed"], undone["samples"]
+    why = f"{changed} changed ranges gain nothing beyond chance on {samples} calibration samples"
+    if sentence is None:
+        return f"{why}, so the result is the start"
+    return f"{sentence}; {why}, so they are the estimated ones again"
+
+
+def _one_point_text(job: RunContext) -> str:
+    """Return why a space has one point, and what would widen it."""
+    kinds = job.settings.annotate.choices
+    reasons = []
+    if job.pinned:
+        reasons.append(
+            f"choices.fix, choices.restrict and choices.freeze leave {len(job.pinned)} choices one option each; remove "
+            "patterns to search these choices"
+        )
+    elif AUTO not in kinds and ChoiceKind.RANGE not in kinds:
+        reasons.append(
+            f"annotate.choices=[{','.join(kinds)}] offers no second option on {job.settings.spec.name}; "
+            "annotate.choices=[auto] adds ranges"
+        )
+    reasons += [text for text in (left_out_text(job),) if text is not None]
+    return ". ".join(reasons) or "no choice has a second option"
 
 
 def outcome(objective: Objective, start: Score, score: Score) -> str:

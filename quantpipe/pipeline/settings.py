@@ -281,12 +281,12 @@ class Settings:
         return f"{self.estimator!r}, weights by {self.weight_method}{own if self.rules else ''}"
 
     @property
-    def recovers_if_missed(self) -> bool:
-        """Return whether recovery waits for a missed objective.
+    def recovers_if_needed(self) -> bool:
+        """Return whether the result of the search decides on recovery (`recover.when`).
 
         Whoever asks for finalists asks for their recovery.
         """
-        return self.recover.when == "missed" and not self.search.refine
+        return self.recover.when != "always" and not self.search.refine
 
     @property
     def holdout(self) -> float:
@@ -295,7 +295,7 @@ class Settings:
         Nothing is set aside where candidates are rounded to the nearest: recovery then makes other weights than those
         chosen by. Nor is it for a recovery that may never run: the search is the one that it would be without.
         """
-        if self.search.weights == "nearest" or not self.recover.steps or self.recovers_if_missed:
+        if self.search.weights == "nearest" or not self.recover.steps or self.recovers_if_needed:
             return 0.0
         return self.recover.holdout
 

@@ -12,7 +12,7 @@ from quantpipe.recover.parameters import KEY, SEARCHED
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.steps import STEPS, TRAIN, Walk, layer_options
 
-WHEN = ("always", "missed")
+WHEN = ("always", "missed", "searched")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class RecoverOptions:
     `steps`: names, or mappings of a name and parameters (none: no recovery). `rows`, `rounding`, `ridge`, `damping`,
     `shrinkage_factor`: those of every step that walks through the layers and does not say otherwise. `kl_target`: the
     KL at which no walk is repeated in other units. `holdout`: the share of the search samples that judge the steps, and
-    that a search does not see whose candidates have recovered weights. `when`: `always`, or `missed` for recovery only
-    where the search missed its objective.
+    that a search does not see whose candidates have recovered weights. `when`: `always`; `missed` for recovery only
+    where the search missed its objective; or `searched` for recovery there and after searches of several candidates.
     """
 
     steps: Sequence[str | Mapping[str, Any]] = ()

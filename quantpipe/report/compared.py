@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from quantpipe.metrics.paired import CHANCE
 from quantpipe.report import text
+from quantpipe.report.figures import course
 from quantpipe.report.note import escaped
 from quantpipe.types import ComparedRun, CompareReport, PairedRow
 
@@ -151,9 +152,17 @@ def compare_page(report: CompareReport) -> str:
         crown=_crown(report),
         paired=paired,
         tests=tests_of(report),
+        searches=_searches(runs),
         tensors=report["strategy"][:SHOWN_TENSORS],
         more=max(0, len(report["strategy"]) - SHOWN_TENSORS),
     )
+
+
+def _searches(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
+    """Return (metric, figure) of the searches of runs, one figure per metric."""
+    metrics = dict.fromkeys(run["metric"] for run in runs if run["metric"])
+    drawn = {m: course.curves({r["label"]: r["trace"] for r in runs if r["metric"] == m}, m) for m in metrics}
+    return [(metric, figure) for metric, figure in drawn.items() if figure is not None]
 
 
 @cache

@@ -80,6 +80,7 @@ from quantpipe.types.program import Step, StepOp
 from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.report_rows import (
     ChoiceRow,
+    ConfirmationPart,
     ContributionRow,
     FinalistRow,
     FindingRow,
@@ -180,6 +181,7 @@ __all__ = [
     "ChoiceSpace",
     "CompareReport",
     "ComparedRun",
+    "ConfirmationPart",
     "Contract",
     "ContributionRow",
     "ConversionsPart",

@@ -6,7 +6,10 @@ from typing import Literal, TypedDict
 
 
 class ComparedRun(TypedDict):
-    """One of the runs that are compared. `problem`: why there is no report; its figures are then empty."""
+    """One of the runs that are compared. `problem`: why there is no report; its figures are then empty.
+
+    `trace`: [candidates tried, best value so far] of its search, in `metric`.
+    """
 
     label: str
     name: str
@@ -15,6 +18,8 @@ class ComparedRun(TypedDict):
     meets: bool | None
     figures: dict[str, float | None]
     interval: list[float] | None
+    metric: str | None
+    trace: list[list[float]]
 
 
 class DifferenceRow(TypedDict):

@@ -44,6 +44,20 @@ class ContributionRow(TypedDict):
     saved: float
 
 
+class ConfirmationPart(TypedDict):
+    """Whether the ranges that a search changed gain more than chance explains, on samples that it has not seen.
+
+    `samples`: number of samples that judge. `changed`: number of ranges that the search changed. `deviations`: by how
+    many standard errors the estimated ranges lose more (null: no number). `kept`: whether the result has the changed
+    ranges.
+    """
+
+    samples: int
+    changed: int
+    deviations: float | None
+    kept: bool
+
+
 class StartPart(TypedDict):
     """What `search.start` gave: the digest of the file, and how many points of it were asked."""
 

@@ -15,6 +15,7 @@ from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
+    ConfirmationPart,
     ContributionRow,
     FinalistRow,
     FindingRow,
@@ -121,6 +122,7 @@ class SearchReport(TypedDict):
     precision: NotRequired[PrecisionRecord]
     device: NotRequired[DevicePart]
     contributions: NotRequired[list[ContributionRow]]
+    confirmation: NotRequired[ConfirmationPart]
     changed_choices: NotRequired[int]
     start: NotRequired[StartPart]
     threshold_rules: NotRequired[list[ThresholdRuleRow]]

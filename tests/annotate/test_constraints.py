@@ -153,6 +153,28 @@ def test_given_ranges_that_meet_have_a_common_one_that_holds_all(device: str, na
     assert apart.topology.group_of["join_out"].fixed == Range(-6, 8)
 
 
+@pytest.mark.parametrize("device", ["ort_cpu", "qnn_htp"])
+@pytest.mark.parametrize("op", ["Where", "Max", "Min"])
+def test_given_ranges_that_meet_at_a_selection_have_a_common_one(op: str, device: str) -> None:
+    """The first operand's range alone would cut off three quarters of the second one's."""
+    net = Net(seed=1)
+    x = net.input(None, 3, 8, 8)
+    a, b = net.conv(x, 3, 4, 3, 3, name="a"), net.conv(x, 3, 4, 3, 3, name="b")
+    condition = [net.constant(np.arange(4).reshape(1, 4, 1, 1) % 2 == 0)] if op == "Where" else []
+    net.output(net.conv(net.node(op, *condition, a, b, name="mid"), 4, 3, 1, 1))
+    found = line(net, device, constraints={a: calibrated(-6, 6), b: calibrated(-24, 24)})
+    kernel = found.topology.kernel_of["mid"]
+    assert found.topology.group_of[kernel.output].fixed == Range(-24, 24)
+    plan = found.plan(8)
+    scale = float(plan.quantizers[kernel.output].scale)
+    assert 48 / 256 <= scale < 48 / 253
+    if any(o.rescaled for o in kernel.operands):
+        assert [(r["node"], r["tensor"]) for r in plan.rescales] == [("mid", a)]
+    else:  # one scale for all: no operand keeps the narrow range
+        assert {found.topology.group_of[t].key for t in (a, b)} == {found.topology.group_of[kernel.output].key}
+    assert found.agree(plan, "integer").differing == 0
+
+
 def test_equal_pins_need_no_rescale() -> None:
     given = {"a_out": uniform(0.03, 100), "join_out": uniform(0.03, 100)}
     found = line(FORKED, constraints=given)

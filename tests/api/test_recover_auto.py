@@ -1,4 +1,4 @@
-"""`recover=auto`: recovery runs where the search missed its objective by the loss, and nowhere else."""
+"""`recover=auto`: recovery runs where the search missed its objective by the loss, or measured several candidates."""
 
 from __future__ import annotations
 
@@ -48,6 +48,18 @@ def test_nothing_changes_where_the_objective_is_met() -> None:
     assert numbers_of(result.folder) == numbers_of(plain().folder)
     assert not (result.folder / "recover").exists()
     assert result.report["recover"] == [] and result.report["recovery"] is None
+
+
+def test_recovery_follows_a_search_that_met_its_objective() -> None:
+    """A search takes longer than recovery does, and recovery gains more."""
+    met: dict[str, Any] = {"objective": {"tolerance": losses()[0] * 1.01}, "search": "greedy"}
+    result = run(**met)
+    gain = result.report["recovery"]
+    assert gain["met"] and gain["kept"] and gain["after"] > gain["before"] >= gain["least_value"]
+    assert result.report["generalization"]["search"] < -gain["before"]
+    # One candidate is no search, and `missed` asks for recovery only where the objective is missed.
+    for given in ({"search": {"option": "greedy", "max_evaluations": 1}}, {"recover": {"when": "missed"}}):
+        assert run(**{**met, **given}).report["recovery"] is None, given
 
 
 @pytest.mark.grid

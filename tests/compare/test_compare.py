@@ -210,3 +210,24 @@ def test_folders_of_runs_of_a_sweep_and_broken_ones(tmp_path: Path, monkeypatch:
     for names, said in ((["empty", "sweep/0"], "no folder of a run"), (["sweep/0"], "two are needed")):
         with pytest.raises(QuantpipeError, match=said):
             found_runs(names, tmp_path, None)
+
+
+def test_searches_are_drawn_together() -> None:
+    """Runs with one metric share a figure; a run without a search is a dashed line there, and alone there is none."""
+    steps = [[0, -0.05], [7, -0.02]]
+    runs = [made("greedy"), made("random"), made("uniform"), made("other")]
+    parts = [("kl", steps, 40), ("kl", [[0, -0.05], [2, -0.04]], 40), ("kl", [[0, -0.05]], 1), ("mse", steps, 9)]
+    for run, (metric, trace, evaluations) in zip(runs, parts, strict=True):
+        run.report["search"].update(metric=metric, trace=trace, evaluations=evaluations)
+    report = compare(runs)
+    assert [run["trace"] for run in report["runs"]][:2] == [
+        [[1, -0.05], [8, -0.02], [40, -0.02]],
+        [[1, -0.05], [3, -0.04], [40, -0.04]],
+    ]
+    page = compare_page(report)
+    assert page.count('aria-label="kl of the best candidate so far, per run"') == 1 and "mse of the best" not in page
+    drawn = page[page.index('<section id="searches">') :]
+    drawn = drawn[: drawn.index("</section>")]
+    assert all(f">{label}</text>" in drawn for label in "ABC") and ">D</text>" not in drawn
+    assert "stroke-dasharray" in drawn
+    assert '<section id="searches">' not in compare_page(compare(runs[2:]))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
-from quantpipe.evaluate.generalization import Generalization, _losses_of, generalization
+from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.metrics.jackknife import deviations, losses_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.outputs import kl_divergence
 from quantpipe.metrics.reference import Reference
@@ -103,7 +104,7 @@ def test_samples_left_out_lose_what_the_metric_says_of_the_others(rows: tuple[in
     rng = np.random.default_rng(3)
     logits = rng.standard_normal((23, *rows, 4))
     reference, outputs = Reference(logits, None), logits + 0.3 * rng.standard_normal(logits.shape)
-    loss_of = _losses_of("kl", reference, outputs)
+    loss_of = losses_of("kl", reference, outputs)
     for kept in (None, np.arange(23) % 20 != 3):
         part = slice(None) if kept is None else kept
         assert loss_of(kept) == pytest.approx(kl_divergence(logits[part], outputs[part]), rel=1e-12)
@@ -118,3 +119,22 @@ def test_an_output_of_several_parts_is_judged_by_the_worst_of_them() -> None:
     found = generalization("auto", (reference, outputs), (reference, outputs))
     assert found is not None and found.search == pytest.approx(loss.of(logits, outputs))
     assert found.search != pytest.approx(kl_divergence(logits, outputs))
+
+
+def test_a_paired_difference_is_in_its_own_standard_errors() -> None:
+    """Two models that share most of their noise differ by more than their own standard errors let one expect."""
+    reference, outputs = split(20, 0.5, 1)
+    worse = outputs + 0.1 * np.random.default_rng(5).normal(size=outputs.shape)
+    first, second = (losses_of("kl", reference, found) for found in (outputs, worse))
+    d = kl_per_sample((reference, worse)) - kl_per_sample((reference, outputs))
+    expected = d.mean() / (d.std(ddof=1) / np.sqrt(20))
+    assert deviations(first, second, 20) == pytest.approx(expected, rel=1e-6)
+    assert deviations(second, first, 20) == pytest.approx(-expected, rel=1e-6)
+
+
+def test_equal_losses_and_losses_without_variance() -> None:
+    reference, outputs = split(20, 0.5, 1)
+    loss = losses_of("kl", reference, outputs)
+    assert deviations(loss, loss, 20) == 0
+    assert deviations(loss, lambda kept: loss(kept) + 1, 20) > 1e9
+    assert np.isnan(deviations(loss, lambda kept: np.nan, 20))

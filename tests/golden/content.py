@@ -33,6 +33,7 @@ def content_of(name: str) -> dict[str, Any]:
     annotation = pipeline.annotate()
     outcome = pipeline.recover()
     realization = pipeline.realize()
+    recovers = case.options.get("recover", "none") != "none"
     payload = plan_payload(realization.plan, annotation.topology)
     strategy = outcome.strategy
     found: dict[str, Any] = {
@@ -44,12 +45,12 @@ def content_of(name: str) -> dict[str, Any]:
             "decided": dict(strategy.structure.decided),
         },
         "plan": {key: _by_name(part) for key, part in payload.items()},
-        "model": _model(realization.model, case, exact_weights="recover" not in case.options),
+        "model": _model(realization.model, case, exact_weights=not recovers),
     }
-    if "recover" in case.options:
+    if recovers:
         for weight, array in realization.plan.weights.items():
             found["plan"]["weights"][weight]["values"] = array.values.ravel().tolist()
-    if "recover" in case.options:
+    if recovers:
         found["recovery"] = {"steps": {s["step"]: {"kept": s["kept"]} for s in outcome.recovery["steps"]}}
     if "search" in case.options:
         found["search"] = {"evaluations": {"count": outcome.report["evaluations"]}}

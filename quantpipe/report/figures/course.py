@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantpipe.report import text
-from quantpipe.report.figures.canvas import BAD, INK, MARK, QUIET, Canvas
+from quantpipe.report.figures.canvas import BAD, FLOAT, INK, MARK, NARROW, QUIET, WIDE, Canvas
 from quantpipe.types.figures import TimelineRow
 
 MOST_POINTS = 1000
+
+LINES = (MARK, BAD, FLOAT, WIDE, NARROW, INK, QUIET)
+"""Colours of several curves, which repeat after these."""
 
 
 def curve(trace: Any, name: str) -> str | None:
@@ -24,6 +27,30 @@ def curve(trace: Any, name: str) -> str | None:
         ax.plot(*points[-1], "o", color=MARK, markersize=4)
         ax.set_xlabel("candidates tried")
         ax.set_ylabel(name)
+        return canvas.svg()
+
+
+def curves(traces: Mapping[str, Any], name: str) -> str | None:
+    """Return the best so far of several searches over the candidates tried; None where fewer than two were searches.
+
+    `traces` is label of the run -> `[candidates, value]`. A run that tried a single candidate is a dashed line.
+    """
+    found = {label: points for label, trace in traces.items() if (points := _points(trace, 2))}
+    most = max((points[-1][0] for points in found.values()), default=0)
+    if len(found) < 2 or most < 2:
+        return None
+    with Canvas(9, 2.8, f"{name} of the best candidate so far, per run") as canvas:
+        ax = canvas.axes[0]
+        for place, (label, points) in enumerate(found.items()):
+            colour = LINES[place % len(LINES)]
+            if points[-1][0] < 2:
+                ax.axhline(points[-1][1], color=colour, linewidth=1.2, linestyle="--", label=label)
+                continue
+            ax.step(*zip(*points, strict=True), where="post", color=colour, linewidth=1.6, label=label)
+            ax.plot(*points[-1], "o", color=colour, markersize=4)
+        ax.set_xlabel("candidates tried")
+        ax.set_ylabel(name)
+        ax.legend(loc="lower right", ncols=4)
         return canvas.svg()
 
 

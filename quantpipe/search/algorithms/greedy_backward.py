@@ -37,7 +37,9 @@ class GreedyBackward:
         point, score, start = begin(space, evaluate, objective)
         within_tolerance = objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE
         first = space.start
-        if objective.open_ended or (within_tolerance and not objective.feasible(score)):
+        if within_tolerance and not objective.feasible(score):
+            first, start = settled_together(space, evaluate, objective, point, score=score)
+        elif objective.open_ended:
             first, start = settled_together(space, evaluate, objective, first, score=start)
         point, score = self._raised(space, evaluate, objective, first, start=start)
         best = max(((first, start), (point, score)), key=lambda found: objective.key(found[1]))

@@ -18,4 +18,4 @@ class Uniform:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate the first point, and those that the space is given to begin with."""
-        begin(space, evaluate, objective)
+        begin(space, evaluate, objective, coarser=False)

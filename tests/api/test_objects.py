@@ -1,0 +1,108 @@
+"""From Python, estimators are objects of the caller's, and the simulated model is an object that runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import quantpipe
+from quantpipe.calibrate.estimators import MaxRange
+from quantpipe.errors import ArtifactError, ConfigError, DataError, ModelError
+from quantpipe.types import Range, TensorSchema, TensorStats
+from tests.api.nets import QUICK, images, small_net
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of everything that calibration saw."""
+
+    needs_histogram: ClassVar[bool] = False
+    needs_batches: ClassVar[bool] = False
+    factor: float = 0.5
+
+    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        found = MaxRange()(stats, bits, schema)
+        return Range(found.low * self.factor, found.high * self.factor)
+
+
+class Loose:
+    needs_histogram = needs_batches = False
+
+    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        return Range(0.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def few_samples() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def ranges(threshold: Any, folder: Path | None = None) -> dict[str, Range]:
+    given: dict[str, Any] = {"precision": "none", "recover": "none", "executor": "serial", "evaluate": QUICK}
+    with quantpipe.Pipeline(small_net(), images(), "ort_cpu", threshold=threshold, folder=folder, **given) as pipeline:
+        return dict(pipeline.search().strategy.ranges)
+
+
+def test_an_estimator_may_be_an_object() -> None:
+    whole, half = ranges("max_range"), ranges(Share())
+    assert whole == ranges(Share(1.0)) == ranges(MaxRange())
+    assert half == {key: Range(found.low / 2, found.high / 2) for key, found in whole.items()}
+    assert ranges({"activations": Share(), "weights": {"method": "max_range"}}) == half
+
+
+def test_its_fields_belong_to_the_run(tmp_path: Path) -> None:
+    found = ranges(Share(), tmp_path)
+    assert ranges(Share(), tmp_path) == found and "factor=0.5" in (tmp_path / "config.yaml").read_text()
+    with pytest.raises(ArtifactError, match=r"belongs to another search .threshold: 'Share.factor=0\.5."):
+        ranges(Share(0.75), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Loose(), "threshold: is a Loose, which is no dataclass"),
+        (Share, r"threshold: is <class .*Share'>; legal are the name of an option"),
+        (3, "threshold: is 3; legal are the name of an option, a mapping of its keys, and an estimator"),
+        ({"activations": abs}, "threshold: is <built-in function abs>; legal are"),
+        ({"activation": Share()}, "threshold.activation: is no key .did you mean 'activations'"),
+    ],
+)
+def test_what_is_no_estimator_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ranges(given)
+
+
+@pytest.mark.parametrize("device", ["ort_cpu", "vta"])
+def test_the_simulated_model_runs_with_the_integers_of_the_realized_one(device: str) -> None:
+    model = quantpipe.example_model()
+    inputs = np.random.default_rng(0).random((5, 1, 8, 8), np.float32)
+    samples = np.random.default_rng(1).random((64, 1, 8, 8), np.float32)
+    with quantpipe.Pipeline(model, samples, device, recover="none", evaluate=QUICK) as pipeline:
+        simulated, written = pipeline.simulate(), pipeline.realize().model
+    stored = [t for t in simulated.tensors if f"{t}_q" in {o for n in written.graph.node for o in n.output}]
+    assert {"stem.out", "pool.out"} <= {*stored} and simulated.inputs == ("image",)
+    written.graph.output.extend(onnx.ValueInfoProto(name=f"{t}_q") for t in stored)
+    session = ort.InferenceSession(written.SerializeToString())
+    logits, *realized = session.run(["logits", *(f"{t}_q" for t in stored)], {"image": inputs})
+    integers = simulated.integers({"image": inputs})
+    for tensor, wanted in zip(stored, realized, strict=True):
+        np.testing.assert_array_equal(integers[tensor], wanted, tensor)
+        assert np.ptp(wanted.astype(int)) > 0
+    np.testing.assert_allclose(simulated(inputs)["logits"], logits, atol=1e-6)
+    for bad, error, said in (
+        ({"imag": inputs}, DataError, "did you mean 'image'"),
+        ({}, DataError, "gives no image; the model reads image"),
+        (inputs[0], ModelError, "Invalid rank"),
+    ):
+        with pytest.raises(error, match=said):
+            simulated(bad)
