@@ -26,6 +26,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.functions import functions_written_out
+from quantpipe.graph.fused import fused_written_out
 from quantpipe.graph.isolated_process import Tell
 from quantpipe.graph.names import name_nodes, restore_names
 from quantpipe.graph.normalize import expose
@@ -137,6 +138,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         return raise_to(model, least_opset)
 
     return (
+        (fused_written_out,),
         (functions_written_out,),
         (_raise_opset,),
         (lower_opset,),

@@ -21,6 +21,7 @@ from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
+from quantpipe.graph.fused import refuse_undefined
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
@@ -89,6 +90,7 @@ def read_graph(
     """
     given, model_hash = _read(path, resident_mb, fixed or {})
     refuse_chance(given, path)
+    refuse_undefined(given, path)
     with readable(path):
         whole, halves = to_single(given, str(path))
         real = behind(whole, keep)

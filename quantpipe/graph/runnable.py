@@ -21,6 +21,7 @@ from quantpipe.graph.compare import difference
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, weight_bytes, with_weights, without_weights
 from quantpipe.graph.functions import all_written_out
+from quantpipe.graph.fused import fused_written_out
 from quantpipe.graph.io import model_proto
 from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.rewrites.recurrent import time_first
@@ -68,19 +69,26 @@ def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
     version = model.graph.opset_imports.get("", 1)
     try:
         newer = _converted(model, feeds) if version < FIRST_OPSET else model
-        timed = time_first(newer)
+        plain = fused_written_out(newer)
+        timed = time_first(plain)
         changed = all_written_out(timed)
     except Exception as error:  # what onnx's tools do not know; onnxruntime's reason is the one to give
         log.debug("written otherwise: %s", error)
         return model, ""
     said = f"the model was brought from opset {version} to {NEXT_OPSET} by onnx's converter"
     done = [said] if newer is not model else []
-    if timed is not newer:
+    if plain is not newer:
+        done.append(f"{', '.join(_gone(newer, plain))} are written as ops of ONNX")
+    if timed is not plain:
         done.append("recurrent layers were given time as their first axis")
     if changed is not timed:
-        made = sorted({n.op_type for n in timed.graph} - {n.op_type for n in changed.graph})
-        done.append(f"{', '.join(made)} are written out by ONNX's own functions")
+        done.append(f"{', '.join(_gone(timed, changed))} are written out by ONNX's own functions")
     return changed, " and ".join(done)
+
+
+def _gone(before: ir.Model, after: ir.Model) -> list[str]:
+    """Return the ops that a model has no more."""
+    return sorted({n.op_type for n in before.graph} - {n.op_type for n in after.graph})
 
 
 def _converted(model: ir.Model, feeds: Feeds) -> ir.Model:
