@@ -225,7 +225,19 @@ def _slim(model: ir.Model) -> ir.Model:
     proto, held = without_weights(copy, untouched(copy))
     with _STDOUT, contextlib.redirect_stdout(io.StringIO()):
         slimmed: onnx.ModelProto = onnxslim.slim(proto)
+    _forget_unknown_types(slimmed)
     return with_weights(slimmed, held)
+
+
+def _forget_unknown_types(proto: onnx.ModelProto) -> None:
+    """Take out, in place, declarations without a type, which onnxslim writes for results of ops of other domains."""
+    known = [value for value in proto.graph.value_info if value.type.tensor_type.elem_type or not _is_tensor(value)]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(known)
+
+
+def _is_tensor(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.HasField("tensor_type"))
 
 
 def _slim_unshaped(model: ir.Model) -> ir.Model:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
+from quantpipe.graph.chance import NoiseInputs, without_chance
 from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
@@ -33,7 +34,7 @@ from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
-from quantpipe.types import NO_CELLS, CellForms, Keep
+from quantpipe.types import NO_CELLS, CellForms, Keep, RandomOps
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class RawModel:
     halves: Halves
     real: Behind
     """The float model behind it, where it is quantized already."""
+    noise: NoiseInputs = NoiseInputs()  # noqa: RUF009  (frozen)
+    """The inputs that carry random numbers."""
 
 
 def read_graph(
@@ -82,19 +85,25 @@ def read_graph(
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
     keep: Keep = Keep.ALL,
+    *,
+    random: RandomOps | None = None,
 ) -> RawModel:
     """Read a model without running any of it; from a quantized one, the float model that it represents.
 
     External data beyond `resident_mb` MiB stay in their files. `fixed` inputs are made constants first. `keep` selects
-    what a quantized model passes on. Raises ModelError for a model that cannot be quantized.
+    what a quantized model passes on. `random` replaces ops that draw random numbers. Raises ModelError for a model that
+    cannot be quantized.
     """
     given, model_hash = _read(path, resident_mb, fixed or {})
+    with readable(path):
+        noise = without_chance(given, random, path)
+    model_hash = fixed_hash(model_hash, {"model.random": random} if random is not None and noise.replaced else {})
     refuse_chance(given, path)
     refuse_undefined(given, path)
     with readable(path):
         whole, halves = to_single(given, str(path))
         real = behind(whole, keep)
-    return RawModel(view(real.model, model_hash, str(path), given=halves.given), given, halves, real)
+    return RawModel(view(real.model, model_hash, str(path), given=halves.given), given, halves, real, noise)
 
 
 def clean_graph(

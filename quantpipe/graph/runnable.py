@@ -133,7 +133,8 @@ def _explained(error: ModelError, where: str) -> ModelError:
         return error
     return ModelError(
         f"{text.split(f'{where}: ', 1)[-1]}. No ONNX function could replace the op. Legal are models with ops that "
-        "onnxruntime has kernels for, or that ONNX defines by such ops",
+        "onnxruntime has kernels for, or that ONNX defines by such ops, and custom ops of a library that "
+        "model.custom_ops names",
         stage="run",
         where=where,
     )

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe import extend
+from quantpipe.graph.custom_ops import custom_ops, use_custom_ops
 from quantpipe.graph.io import model_bytes
 from quantpipe.types import Imported, TensorInfo
 
@@ -204,7 +205,7 @@ class Graph:
             model_bytes(self.model),
             self.model_hash,
             found | measured | {"source": self.source},
-            extend.installed(),
+            (extend.installed(), custom_ops()),
         )
 
 
@@ -255,8 +256,15 @@ def _known_as(node: ir.Node) -> str:
     return name if extend.op_of(name) is not None else node.op_type
 
 
-def _arrived(data: bytes, model_hash: str, fields: Mapping[str, Any], extensions: tuple[tuple[str, str], ...]) -> Graph:
+def _arrived(
+    data: bytes,
+    model_hash: str,
+    fields: Mapping[str, Any],
+    needed: tuple[tuple[tuple[str, str], ...], tuple[str, ...]],
+) -> Graph:
+    extensions, libraries = needed
     extend.ensure(extensions)
+    use_custom_ops(libraries)
     return replace(view(ir.from_proto(onnx.load_from_string(data)), model_hash, ""), **fields)
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe.data.few import few_notes, refuse_few
 from quantpipe.data.holdout import with_holdout
+from quantpipe.data.noise import with_noise
 from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
-from quantpipe.errors import ConfigError, DataError, ModelError, nearest
+from quantpipe.errors import ConfigError, DataError, ModelError, QuantpipeError, nearest
 from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import clean_graph, read_graph
+from quantpipe.graph.load import RawModel, clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
@@ -24,6 +26,8 @@ from quantpipe.pipeline.compared import compared_by
 from quantpipe.pipeline.settings import Settings
 from quantpipe.recover import with_split_channels
 from quantpipe.types import Samples
+
+log = logging.getLogger(__name__)
 
 CHECK_SAMPLES = 4
 
@@ -70,8 +74,8 @@ class Inputs:
 
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
-    raw = read_graph(settings.model, settings.resident_mb, settings.fixed, settings.keep)
-    splits = _splits(settings, raw.graph)
+    raw = read_graph(settings.model, settings.resident_mb, settings.fixed, settings.keep, random=settings.random)
+    splits = _splits(settings, raw)
     states = frozenset(splits.state.values())
     given = replace(raw.graph, states=states)
     size = _fixed_batch(given)
@@ -114,11 +118,12 @@ def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any])
     return True
 
 
-def _splits(settings: Settings, raw: Graph) -> Splits:
+def _splits(settings: Settings, read: RawModel) -> Splits:
     """Return the samples of every role, as the model takes them."""
+    raw = read.graph
     shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
     classes = shape[-1] if len(shape) == 2 else None
-    splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
+    splits = _with_random_numbers(settings, read, classes)
     size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
     splits = with_holdout(splits, settings.holdout, settings.seed, size or 1)
     if splits.state:
@@ -132,6 +137,26 @@ def _splits(settings: Settings, raw: Graph) -> Splits:
     splits = _whole_batches(splits, size or 1)
     refuse_few(splits.roles, splits.force_few)
     return splits
+
+
+def _with_random_numbers(settings: Settings, read: RawModel, classes: int | None) -> Splits:
+    """Return the samples of every role; inputs of random numbers that the data do not have are drawn."""
+    noise, inputs = read.noise, read.graph.inputs
+    if noise.shapes is None:
+        return settings.dataset.splits(inputs, classes, settings.seed)
+    try:
+        return settings.dataset.splits(inputs, classes, settings.seed)
+    except QuantpipeError:  # without data of these names
+        drawn = {port.name for port in noise.ports}
+        splits = settings.dataset.splits([i for i in inputs if i.name not in drawn], classes, settings.seed)
+    session = Session(noise.shapes, where=read.graph.source)
+
+    def shapes(feeds: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        found = session.run({name: feeds[name] for name in session.inputs}, list(noise.names.values()))
+        return {port: found[output].shape for port, output in noise.names.items()}
+
+    log.info("random numbers are drawn by the seed for the inputs %s", ", ".join(sorted(drawn)))
+    return with_noise(splits, noise.ports, shapes, settings.seed)
 
 
 def _first_batch(samples: Samples, size: int | None) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
-from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, Schema, TensorInfo
+from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, RandomOps, Schema, TensorInfo
 
 RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
@@ -253,6 +253,8 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
     isolate: bool = True
+    random: RandomOps | None = None
+    """What replaces ops that draw random numbers."""
     cells: CellForms = NO_CELLS
     """Recurrent layers that are written as their steps, or as loops."""
     keep: Keep = Keep.ALL

@@ -21,6 +21,7 @@ OP_TABLES = (
     "simulate/",
     "lowering/",
     "conform/recipes.py",
+    "graph/chance.py",
     "graph/cleanup.py",
     "graph/extract.py",
     "graph/fold.py",
