@@ -94,6 +94,8 @@ class Graph:
     notes: tuple[str, ...] = ()
     varying: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    alone: bool = False
+    """Whether the model runs on one sample at a time, though its batch is free."""
     largest: Mapping[str, float] = field(default_factory=dict, repr=False)
     """Tensor of real numbers -> its greatest absolute value on that sample, infinities and NaN left out."""
     imported: Imported | None = None
@@ -165,7 +167,7 @@ class Graph:
     @cached_property
     def fixed_batch(self) -> int | None:
         """Return the number of samples per run that the model insists on; None where it is free."""
-        return next(iter(self.first_axes.values()), None)
+        return 1 if self.alone else next(iter(self.first_axes.values()), None)
 
     @property
     def first_axes(self) -> Mapping[str, int]:
@@ -197,7 +199,7 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
-        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
+        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states", "alone")}
         if self.imported is not None:
             found["imported"] = replace(self.imported, runnable=None)
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
