@@ -42,4 +42,4 @@ def test_lengths_with_and_without_elements(lengths: tuple[int, int], hardware: s
     dataset = {"samples": {"calibrate": 32, "search": 32, "evaluate": 32}}
     result = quantpipe.quantize(tmp_path / "m.onnx", samples, hardware, recover="none", dataset=dataset)
     assert result.report["agreement"]["differing"] == 0
-    assert result.report["outputs"][0]["sqnr_db"] > 25
+    assert result.report["outputs"][0]["sqnr_db"] > 18
