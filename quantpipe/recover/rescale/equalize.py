@@ -104,7 +104,7 @@ def far_apart(found: ChannelExtremes) -> bool:
 
 
 def uneven_db(graph: Graph, topology: Topology, link: LayerPair, extremes: Mapping[str, ChannelExtremes]) -> float:
-    """Return how much noise the one scale of a tensor adds behind its readers, in dB over a scale for each channel.
+    """Return how much noise the one scale of a tensor adds after its readers, in dB over a scale for each channel.
 
     A channel's noise follows the largest peak with one scale, and its own peak without. Readers multiply it by their
     columns: G = max(p)² · Σ c² / Σ p² · c².
