@@ -33,7 +33,13 @@ DEVICE, COPIES = "ort_cpu", 24
 RAW = ("[ONNXRuntimeError]", "Traceback", "onnxruntime::")
 """What shows that a message is another program's."""
 CURES = ("legal", "give ", "Give ", "give the", "Export it")
-CRASHED, RAW_TEXT, NO_CURE, REFUSED, TAKEN = "crashed", "raw text", "refused, no cure", "refused, cure named", "taken"
+CRASHED, RAW_TEXT, NO_CURE, REFUSED, TAKEN = (
+    "crashed",
+    "raw text alone",
+    "refused, no cure",
+    "refused, cure named",
+    "taken",
+)
 RESULTS = (TAKEN, REFUSED, NO_CURE, RAW_TEXT, CRASHED)
 LEFT_OUT = ("light", "real", "__init__.py")
 """Networks whose weights are all alike, and models of which only addresses are there."""
@@ -112,9 +118,11 @@ def text(log: Path) -> str:
     lines = [
         "# What models of the field meet\n",
         f"`python benchmarks/intake_sweep.py LOG`; onnx {onnx.__version__}, onnxruntime {ort.__version__}, {DEVICE}.",
-        "Tracebacks and raw texts of the runtime are faults; a refusal should name what would be legal.\n",
+        "Tracebacks, and texts of the runtime without a word of ours, are faults; a refusal names what would be legal.\n",
     ]
     for step, title in (("check", "Check"), ("run", "Whole run, on drawn samples")):
+        if not any(step in found for found in rows):
+            continue
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for found in (r for r in rows if step in r):

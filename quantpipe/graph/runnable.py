@@ -130,7 +130,12 @@ def _compared(model: ir.Model, session: Session, feeds: Feeds, where: str) -> st
 def _explained(error: ModelError, where: str) -> ModelError:
     text = str(error)
     if not any(sign in text for sign in NO_KERNEL):
-        return error
+        return ModelError(
+            f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}. Legal are models that onnxruntime loads and runs on the "
+            "samples; model.fixed makes a constant of an input that decides about shapes",
+            stage="run",
+            where=where,
+        )
     return ModelError(
         f"{text.split(f'{where}: ', 1)[-1]}. No ONNX function could replace the op. Legal are models with ops that "
         "onnxruntime has kernels for, or that ONNX defines by such ops, and custom ops of a library that "
