@@ -118,7 +118,8 @@ def text(log: Path) -> str:
     lines = [
         "# What models of the field meet\n",
         f"`python benchmarks/intake_sweep.py LOG`; onnx {onnx.__version__}, onnxruntime {ort.__version__}, {DEVICE}.",
-        "Tracebacks, and texts of the runtime without a word of ours, are faults; a refusal names what would be legal.\n",
+        "Tracebacks, and texts of the runtime without a word of ours, are faults; a refusal names what would be",
+        "legal.\n",
     ]
     for step, title in (("check", "Check"), ("run", "Whole run, on drawn samples")):
         if not any(step in found for found in rows):

@@ -80,7 +80,8 @@ def choice_space(
     if not choices:
         raise ConfigError(
             "no node of this model runs in integers on this hardware, so there is nothing to search; "
-            f"{_why(topology)}. Legal are a model with such a node, and another device (command=check shows what it runs)",
+            f"{_why(topology)}. Legal are a model with such a node, and another device (command=check shows what it "
+            "runs)",
             stage="annotate",
         )
     return ChoiceSpace((*choices, *structural))
