@@ -41,6 +41,10 @@ class DataError(QuantpipeError):
     """Samples that do not fit the model, or cannot be used."""
 
 
+class BatchError(DataError):
+    """Fewer samples than the fixed batch of a model."""
+
+
 class HardwareError(QuantpipeError):
     """A hardware file that contradicts itself, or a request the hardware cannot meet. `field`: of the file."""
 

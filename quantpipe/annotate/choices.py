@@ -79,7 +79,9 @@ def choice_space(
     choices += [_table_bits(t, options) for t in topology.tables]
     if not choices:
         raise ConfigError(
-            f"no node of this model runs in integers on this hardware, so there is nothing to search; {_why(topology)}",
+            "no node of this model runs in integers on this hardware, so there is nothing to search; "
+            f"{_why(topology)}. Legal are a model with such a node, and another device (command=check shows what it "
+            "runs)",
             stage="annotate",
         )
     return ChoiceSpace((*choices, *structural))

@@ -10,8 +10,9 @@ from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.annotate.given import FittedWeight, fitted_weight
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.storage import weight_only_types
 from quantpipe.plan.given_blocks import given_blocks
-from quantpipe.types import DType, GivenWeight, HardwareSpec, ImportedGrid, Schema, WeightSite
+from quantpipe.types import DType, GivenWeight, HardwareSpec, ImportedGrid, Schema, Symmetry, WeightSite
 
 
 def settled(
@@ -46,12 +47,23 @@ def settled(
     if given is None or weight is None or stated is not None:
         return site
     if site.block is not None and site.block.are_real:
-        blocks = given_blocks(weight, site, schema.weights)
+        given_site = site
+        site = _with_given_blocks(site, weight, graph, spec)
+        how = schema.weights if spec.weights.symmetric else replace(schema.weights, symmetry=Symmetry.ASYMMETRIC)
+        blocks = given_blocks(weight, site, how)
         if isinstance(blocks, str):
-            return site
+            return given_site
         return replace(site, max_bits=blocks.bits, min_bits=blocks.bits, frozen=True, raised_bits=0)
     found = fitted_weight(weight, site.channel_axis, site.dtype, spec=spec, schema=schema)
     return site if found.thresholds is None else replace(_with(site, found), frozen=given.keep.integers)
+
+
+def _with_given_blocks(site: WeightSite, weight: GivenWeight, graph: Graph, spec: HardwareSpec) -> WeightSite:
+    """Return the site with the block size and the bits of a given weight, as far as the device has them."""
+    block, types = site.block, weight_only_types(spec, graph.by_name[site.nodes[0]].op)
+    if block is not None and weight.block in block.given_sizes:
+        block = replace(block, size=weight.block)
+    return replace(site, block=block, max_bits=max((site.max_bits, *(kind.bits for kind in types))))
 
 
 def _with(site: WeightSite, found: FittedWeight) -> WeightSite:

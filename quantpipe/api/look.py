@@ -242,7 +242,7 @@ def explain_file(
         ('QDQ', True)
     """
     workspace = Workspace(folder)
-    settings = settings_for(model_file(model, workspace.path), samples, "ort_cpu", workspace, options=options)
+    settings = settings_for(model_file(model, workspace.path, samples), samples, "ort_cpu", workspace, options=options)
     found = explain_foreign(settings, Path(file).expanduser().absolute(), Listening(progress), ExplainSettings(
         culprits=culprits
     ))  # fmt: skip
@@ -277,7 +277,7 @@ def explain_strategy(
         ArtifactError: The file holds no strategy, or one of another model.
     """
     workspace = Workspace(folder)
-    settings = settings_for(model_file(model, workspace.path), samples, hardware, workspace, options=options)
+    settings = settings_for(model_file(model, workspace.path, samples), samples, hardware, workspace, options=options)
     given = replace(settings, command="explain", strategy=Path(strategy).expanduser().absolute())
     return ExplainResult(explain_decided(given, Listening(None), shipped(), ExplainSettings(culprits=culprits)))
 

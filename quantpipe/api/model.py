@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir
 
+from quantpipe.api.torch_module import exported, is_module
 from quantpipe.artifacts import write_bytes
 from quantpipe.errors import ModelError
 
-Model = str | os.PathLike[str] | bytes | onnx.ModelProto
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto | Any
+"""A path, the content of a file, a model in memory, or a torch.nn.Module."""
 
 MOST_BYTES = onnx.checker.MAXIMUM_PROTOBUF
 """Of a model in one file; the weights of a larger one go to a data file beside it."""
 
 
-def model_file(model: Model, folder: Path) -> Path:
+def model_file(model: Model, folder: Path, samples: Any = None) -> Path:
     """Return the file of a model; one that is in memory is written to `folder`, under a name made of its content.
 
     Raises:
@@ -29,10 +32,12 @@ def model_file(model: Model, folder: Path) -> Path:
         return Path(model).expanduser().absolute()
     if isinstance(model, bytes):
         return _written(model, folder)
+    if is_module(model):
+        model = exported(model, samples)
     if not isinstance(model, onnx.ModelProto):
         raise ModelError(
-            f"it is a {type(model).__name__}; legal are the path of an ONNX file, its content as bytes, and an "
-            "onnx.ModelProto",
+            f"it is a {type(model).__name__}; legal are the path of an ONNX file, its content as bytes, an "
+            "onnx.ModelProto, and a torch.nn.Module",
             stage="model",
         )
     outside = [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]

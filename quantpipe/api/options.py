@@ -30,8 +30,11 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 """Where a call from Python departs from the defaults of conf/: nothing is written outside the run folder."""
 
 
-BESIDE = ("dataset", "fixed", "keep", "recurrent", "strategy", "trial")
+BESIDE = ("dataset", "custom_ops", "fixed", "keep", "random", "recurrent", "strategy", "trial")
 """Options that stand elsewhere in the configuration than by their own names."""
+
+OF_MODEL = ("custom_ops", "random", "recurrent")
+"""Options that are keys of the group `model`."""
 
 
 class Options(TypedDict, total=False):
@@ -59,6 +62,8 @@ class Options(TypedDict, total=False):
         detections: Where a detector's outputs hold boxes and scores.
         choices: Limits on what the search may choose.
         fixed: Values of inputs that are always the same, by name.
+        random: What replaces ops that draw random numbers (`model.random`).
+        custom_ops: Libraries of custom ops that sessions need (`model.custom_ops`).
         recurrent: Whether recurrent layers are written as their steps or as loops (`model.recurrent`).
         keep: What of a model that is quantized already is kept (`import.keep` on the command line).
         pick: Which point of a Pareto front is taken.
@@ -90,6 +95,8 @@ class Options(TypedDict, total=False):
     choices: Mapping[str, Any]
     fixed: Mapping[str, Any]
     keep: str
+    random: str
+    custom_ops: str | Sequence[str]
     recurrent: str
     pick: str
     plugins: Sequence[str]
@@ -126,7 +133,7 @@ def settings_for(
     given |= {"tracking": given.get("tracking", QUIET["tracking"])}
     given["calibrate"] = {**QUIET["calibrate"], **_mapping(given.get("calibrate", {}), "calibrate")}
     given["model"] = {"path": str(model), "fixed": options.get("fixed")}
-    given["model"] |= {} if options.get("recurrent") is None else {"recurrent": options["recurrent"]}
+    given["model"] |= {key: options[key] for key in OF_MODEL if options.get(key) is not None}
     given |= {"import": {"keep": options["keep"]}} if options.get("keep") is not None else {}
     given |= _replay(options.get("strategy"), options.get("trial"))
     objects: dict[str, Any] = {"dataset": _dataset(samples, options.get("dataset"))}

@@ -75,7 +75,7 @@ class Pipeline:
         self._workspace = Workspace(folder)
         self._guard = threading.RLock()
         self._console = Listening(progress)
-        path = model_file(model, self._workspace.path / "input")
+        path = model_file(model, self._workspace.path / "input", samples)
         self._settings = settings_for(path, samples, hardware, self._workspace, options=options)
         self._tracks = False
 
@@ -188,7 +188,8 @@ def quantize(
     of statistics are off unless requested.
 
     Args:
-        model: An ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
+        model: An ONNX model: its path, its content as bytes, or an `onnx.ModelProto`; or a `torch.nn.Module`, which
+            torch's own exporter writes.
         samples: Samples of the model's inputs, in any form that `Pipeline` takes. Calibration, search and evaluation
             never share one.
         hardware: What the device can run: the name of a shipped file, the path of a YAML file, its content, or a

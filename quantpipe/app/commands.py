@@ -49,7 +49,9 @@ def fit_of(settings: Settings) -> Fit:
         settings.schema,
         settings.annotate,
         shapes=settings.check.shapes or {},
-        loading=Loading(settings.fixed, settings.resident_mb, settings.isolate, settings.keep, settings.cells),
+        loading=Loading(
+            settings.fixed, settings.resident_mb, settings.isolate, settings.keep, settings.cells, settings.random
+        ),
     )
 
 

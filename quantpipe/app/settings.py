@@ -25,6 +25,7 @@ from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
 from quantpipe.app.hardware_place import load_located
 from quantpipe.app.instances import make
+from quantpipe.app.model_options import install_custom_ops, read_fixed, read_keep, read_random
 from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.thresholds import Option, rules_of, shipped_option
@@ -49,7 +50,6 @@ from quantpipe.pipeline.vector_settings import OF_FINISHED_RUNS
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
 from quantpipe.train.train_options import TrainOptions
-from quantpipe.types import Keep
 
 GROUPS = (
     "model",
@@ -94,7 +94,7 @@ KEYS = (
 )
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "model": ("path", "resident_mb", "fixed", "isolate", "recurrent"),
+    "model": ("path", "resident_mb", "fixed", "isolate", "recurrent", "random", "custom_ops"),
     "schema": ("name", "activations", "weights"),
     "threshold": ("activations", "weights", "rules"),
     "threshold.weights": ("method",),
@@ -180,6 +180,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
     _refuse_unknown_keys(plain)
     plugins = _expect(plain["plugins"], ("",), "plugins")
     extend.install(plugins)
+    install_custom_ops(plain["model"].get("custom_ops"), launch)
     refuse_clashes()
     constraints = constraints_given(plain["annotate"].get("constraints"), launch)
     plain["annotate"] = plain["annotate"] | {"constraints": constraints}
@@ -225,9 +226,10 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         explain=_explain(plain.get("explain") or {}, launch),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
-        fixed=_fixed(plain["model"].get("fixed")),
+        fixed=read_fixed(plain["model"].get("fixed")),
         precision=_options(PrecisionSettings, plain["precision"], "precision"),
-        keep=_keep(plain.get("import") or {}),
+        keep=read_keep(plain.get("import") or {}),
+        random=read_random(plain["model"].get("random")),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         cells=cell_forms(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
         verify=str(plain["verify"]),
@@ -373,22 +375,6 @@ def _explain(given: Mapping[str, Any], launch: Path) -> ExplainSettings:
 
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
     return _path(given["load"], "profile.load", launch) if given.get("load") else None
-
-
-def _keep(given: Mapping[str, Any]) -> Keep:
-    value = given.get("keep", Keep.ALL)
-    legal = [keep.value for keep in Keep]
-    if value not in legal:
-        raise ConfigError(
-            f"is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}", where="import.keep"
-        )
-    return Keep(value)
-
-
-def _fixed(value: Any) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"is {value!r}; legal is null, or values by input such as {{sr: 16000}}", where="model.fixed")
-    return value or {}
 
 
 def _seed(value: Any) -> int:

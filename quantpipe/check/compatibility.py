@@ -29,7 +29,7 @@ from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
 from quantpipe.recover import with_split_channels
-from quantpipe.types import NO_CELLS, CellForms, FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
+from quantpipe.types import NO_CELLS, CellForms, FloatOn, HardwareSpec, Keep, Overflow, RandomOps, Schema, Topology
 
 LARGE_THRESHOLD = 0.1
 """A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
@@ -130,7 +130,7 @@ class Loading:
 
     `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in their files. `isolate`: a separate
     process runs native code on the model first. `keep`: the kept parts of a quantized model. `cells`: recurrent layers
-    that are written as their steps.
+    that are written as their steps. `random`: what replaces ops that draw random numbers.
     """
 
     fixed: Mapping[str, Any] | None = None
@@ -138,6 +138,7 @@ class Loading:
     isolate: bool = True
     keep: Keep = Keep.ALL
     cells: CellForms = NO_CELLS
+    random: RandomOps | None = None
 
 
 def check_model(
@@ -155,7 +156,7 @@ def check_model(
     run, and ConfigError for shapes that do not fit.
     """
     try:
-        raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
+        raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep, random=loading.random)
         feeds = made_up(raw.graph.inputs, shapes)
         graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=reachable(spec), cells=loading.cells)
     except ModelError as error:

@@ -17,7 +17,8 @@ from quantpipe.errors import brief
 from quantpipe.evaluate.nearness import below, nearness
 from quantpipe.evaluate.slower import OWN_CELLS, SLOWER
 from quantpipe.graph import runtime_quantization
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, start_runtime
+from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
@@ -43,6 +44,9 @@ MOST_BYTES = 256 << 20
 
 SAMPLES = (4, 64)
 """At least and at most, of each split."""
+
+TRIAL = Limits(60.0, 4 << 30)
+"""Of a form that may end its process: seconds of a step, and bytes of memory."""
 
 PASSES = {"static": 4.0, "dynamic": 3.0}
 """What a sample costs, in passes of the float model, at worst: calibration writes every tensor."""
@@ -92,7 +96,13 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
     own: Sequence[OutputRow] | None = None
     rows: list[BaselineRow] = []
     for form, make in makers.items():
+
+        def trial(tell: Tell, make: Callable[[], Session] = make) -> None:
+            _trial(make, few, size)
+
         try:
+            if graph.varying:  # onnxruntime's kernels end the process on some tensors without elements
+                apart(trial, start_runtime, TRIAL, f"its {form} form")
             made = make()
             timed = _timed(compared, made)
             if timed["ratio"] < 1 / SLOWER:  # of the result over this form
@@ -131,6 +141,13 @@ def baseline_warning(part: BaselinePart | None, topology: Topology, anew: bool =
         f"the output {row['output']}: {row['sqnr_db']:.1f} dB against {row['own_db']:.1f} dB on {part['samples']} "
         f"samples, in {row['latency']:.2f} of the result's time; what could help: {near if nearer else fast}"
     )
+
+
+def _trial(make: Callable[[], Session], samples: Samples, size: int) -> None:
+    """Make a session and run it on the samples."""
+    session = make()
+    for batch in samples.batches(size):
+        session.run(batch.inputs)
 
 
 def _count(compared: BaselineModels, form: str) -> int:

@@ -26,6 +26,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.functions import functions_written_out
+from quantpipe.graph.fused import fused_written_out
 from quantpipe.graph.isolated_process import Tell
 from quantpipe.graph.names import name_nodes, restore_names
 from quantpipe.graph.normalize import expose
@@ -139,6 +140,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         return raise_to(model, least_opset)
 
     return (
+        (fused_written_out,),
         (functions_written_out,),
         (_raise_opset,),
         (lower_opset,),
@@ -225,7 +227,19 @@ def _slim(model: ir.Model) -> ir.Model:
     proto, held = without_weights(copy, untouched(copy))
     with _STDOUT, contextlib.redirect_stdout(io.StringIO()):
         slimmed: onnx.ModelProto = onnxslim.slim(proto)
+    _forget_unknown_types(slimmed)
     return with_weights(slimmed, held)
+
+
+def _forget_unknown_types(proto: onnx.ModelProto) -> None:
+    """Take out, in place, declarations without a type, which onnxslim writes for results of ops of other domains."""
+    known = [value for value in proto.graph.value_info if value.type.tensor_type.elem_type or not _is_tensor(value)]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(known)
+
+
+def _is_tensor(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.HasField("tensor_type"))
 
 
 def _slim_unshaped(model: ir.Model) -> ir.Model:

@@ -23,6 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from quantpipe import extend
 from quantpipe.errors import ModelError
+from quantpipe.graph.custom_ops import register_custom_ops
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers, without_large_weights
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
@@ -104,6 +105,7 @@ class Session:
         settings.inter_op_num_threads = 1
         if kernels is Kernels.AS_WRITTEN:
             settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        register_custom_ops(settings)
         if not spin:
             settings.add_session_config_entry("session.force_spinning_stop", "1")
         for name, value in wanted.items():
@@ -179,6 +181,7 @@ def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
     ModelError where the model cannot be loaded.
     """
     options = ort.SessionOptions()
+    register_custom_ops(options)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

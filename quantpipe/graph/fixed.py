@@ -16,6 +16,7 @@ from quantpipe.artifacts import digest_bytes
 from quantpipe.errors import ConfigError, nearest
 
 KEY = "model.fixed"
+FREE = "samples"
 
 
 def fix_inputs(model: ir.Model, fixed: Mapping[str, Any]) -> None:
@@ -38,6 +39,24 @@ def fix_inputs(model: ir.Model, fixed: Mapping[str, Any]) -> None:
         port.shape = ir.Shape(array.shape)
         model.graph.inputs.remove(port)
         model.graph.register_initializer(port)
+
+
+def free_first_axes(model: ir.Model) -> int:
+    """Declare the first axis of every input free, in place, and of outputs of the same size; return that size.
+
+    Shapes of other tensors are forgotten. 0 without a fixed axis, or with several sizes.
+    """
+    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers and v.shape]
+    sizes = {v.shape[0] for v in inputs if v.shape is not None}
+    if len(sizes) != 1 or not isinstance(size := sizes.pop(), int):
+        return 0
+    for value in (*inputs, *model.graph.outputs):
+        if value.shape and value.shape[0] == size:
+            value.shape = ir.Shape([FREE, *list(value.shape)[1:]])
+    outputs = set(model.graph.outputs)
+    for value in (v for node in model.graph for v in node.outputs if v not in outputs):
+        value.shape = None
+    return size
 
 
 def fixed_hash(model_hash: str, fixed: Mapping[str, Any]) -> str:

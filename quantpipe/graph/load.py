@@ -17,10 +17,12 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
+from quantpipe.graph.chance import NoiseInputs, without_chance
 from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
-from quantpipe.graph.fixed import fix_inputs, fixed_hash
+from quantpipe.graph.fixed import fix_inputs, fixed_hash, free_first_axes
+from quantpipe.graph.fused import refuse_undefined
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
@@ -32,7 +34,7 @@ from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
-from quantpipe.types import NO_CELLS, CellForms, Keep
+from quantpipe.types import NO_CELLS, CellForms, Keep, RandomOps
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,10 @@ class RawModel:
     halves: Halves
     real: Behind
     """The float model behind it, where it is quantized already."""
+    noise: NoiseInputs = NoiseInputs()  # noqa: RUF009  (frozen)
+    """The inputs that carry random numbers."""
+    freed: int = 0
+    """The fixed batch that the file declares, where it is ignored."""
 
 
 def read_graph(
@@ -81,18 +87,28 @@ def read_graph(
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
     keep: Keep = Keep.ALL,
+    *,
+    random: RandomOps | None = None,
+    free_batch: bool = False,
 ) -> RawModel:
     """Read a model without running any of it; from a quantized one, the float model that it represents.
 
     External data beyond `resident_mb` MiB stay in their files. `fixed` inputs are made constants first. `keep` selects
-    what a quantized model passes on. Raises ModelError for a model that cannot be quantized.
+    what a quantized model passes on. `random` replaces ops that draw random numbers. `free_batch` declares the first
+    axis of inputs free, whatever the file declares. Raises ModelError for a model that cannot be quantized.
     """
     given, model_hash = _read(path, resident_mb, fixed or {})
+    with readable(path):
+        freed = free_first_axes(given) if free_batch else 0
+        noise = without_chance(given, random, path)
+    model_hash = fixed_hash(model_hash, {"batch": freed} if freed else {})
+    model_hash = fixed_hash(model_hash, {"model.random": random} if random is not None and noise.replaced else {})
     refuse_chance(given, path)
+    refuse_undefined(given, path)
     with readable(path):
         whole, halves = to_single(given, str(path))
         real = behind(whole, keep)
-    return RawModel(view(real.model, model_hash, str(path), given=halves.given), given, halves, real)
+    return RawModel(view(real.model, model_hash, str(path), given=halves.given), given, halves, real, noise, freed)
 
 
 def clean_graph(

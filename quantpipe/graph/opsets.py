@@ -12,6 +12,10 @@ MOST_OPSET = 27
 """The newest in which onnxruntime (1.32) has kernels for what back ends write: QuantizeLinear of 28 has none."""
 
 
+RESIZE_MODES = 11
+"""The first in which Resize names its coordinates. The converter gives older nodes the default, which is another."""
+
+
 def lower_opset(model: ir.Model) -> ir.Model:
     """Return the model in `MOST_OPSET` where it is in a newer one, else the model itself."""
     return _converted(model, MOST_OPSET) if _version(model) > MOST_OPSET else model
@@ -28,4 +32,15 @@ def _version(model: ir.Model) -> int:
 
 def _converted(model: ir.Model, version: int) -> ir.Model:
     proto, held = without_weights(model, untouched(model))
-    return with_weights(onnx.version_converter.convert_version(proto, version), held)
+    newer = with_weights(onnx.version_converter.convert_version(proto, version), held)
+    if _version(model) < RESIZE_MODES:
+        _keep_asymmetric(newer)
+    return newer
+
+
+def _keep_asymmetric(model: ir.Model) -> None:
+    """Give Resize nodes that come from Upsample, or from the first Resize, the coordinates of these, in place."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "Resize" and not node.domain:
+            for name, value in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
+                node.attributes.add(ir.AttrString(name, value))

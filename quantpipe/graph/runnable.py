@@ -21,6 +21,7 @@ from quantpipe.graph.compare import difference
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, weight_bytes, with_weights, without_weights
 from quantpipe.graph.functions import all_written_out
+from quantpipe.graph.fused import fused_written_out
 from quantpipe.graph.io import model_proto
 from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.rewrites.recurrent import time_first
@@ -68,19 +69,26 @@ def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
     version = model.graph.opset_imports.get("", 1)
     try:
         newer = _converted(model, feeds) if version < FIRST_OPSET else model
-        timed = time_first(newer)
+        plain = fused_written_out(newer)
+        timed = time_first(plain)
         changed = all_written_out(timed)
     except Exception as error:  # what onnx's tools do not know; onnxruntime's reason is the one to give
         log.debug("written otherwise: %s", error)
         return model, ""
     said = f"the model was brought from opset {version} to {NEXT_OPSET} by onnx's converter"
     done = [said] if newer is not model else []
-    if timed is not newer:
+    if plain is not newer:
+        done.append(f"{', '.join(_gone(newer, plain))} are written as ops of ONNX")
+    if timed is not plain:
         done.append("recurrent layers were given time as their first axis")
     if changed is not timed:
-        made = sorted({n.op_type for n in timed.graph} - {n.op_type for n in changed.graph})
-        done.append(f"{', '.join(made)} are written out by ONNX's own functions")
+        done.append(f"{', '.join(_gone(timed, changed))} are written out by ONNX's own functions")
     return changed, " and ".join(done)
+
+
+def _gone(before: ir.Model, after: ir.Model) -> list[str]:
+    """Return the ops that a model has no more."""
+    return sorted({n.op_type for n in before.graph} - {n.op_type for n in after.graph})
 
 
 def _converted(model: ir.Model, feeds: Feeds) -> ir.Model:
@@ -122,10 +130,16 @@ def _compared(model: ir.Model, session: Session, feeds: Feeds, where: str) -> st
 def _explained(error: ModelError, where: str) -> ModelError:
     text = str(error)
     if not any(sign in text for sign in NO_KERNEL):
-        return error
+        return ModelError(
+            f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}. Legal are models that onnxruntime loads and runs on the "
+            "samples; model.fixed makes a constant of an input that decides about shapes",
+            stage="run",
+            where=where,
+        )
     return ModelError(
         f"{text.split(f'{where}: ', 1)[-1]}. No ONNX function could replace the op. Legal are models with ops that "
-        "onnxruntime has kernels for, or that ONNX defines by such ops",
+        "onnxruntime has kernels for, or that ONNX defines by such ops, and custom ops of a library that "
+        "model.custom_ops names",
         stage="run",
         where=where,
     )

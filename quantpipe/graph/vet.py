@@ -78,10 +78,19 @@ def refuse_chance(model: ir.Model, path: Path) -> None:
         if why:
             raise ModelError(
                 f"{node.op_type} {why}; legal is a model that gives the same outputs for the same inputs. Export it "
-                "for inference (PyTorch: model.eval()), or give the numbers as an input",
+                "for inference (PyTorch: model.eval()), or give the numbers as an input: model.random=input makes one, "
+                "and model.random=zero takes the mean",
                 stage=STAGE,
                 where=f"{path}, node {node.name!r}",
             )
+
+
+def draws(node: ir.Node) -> bool:
+    """Return whether a node draws random numbers, also as a Dropout that is always in training mode."""
+    if node.domain or node.op_type in RANDOM:
+        return not node.domain
+    mode = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+    return bool(_number(mode)) and _chance(node) != ""
 
 
 def _chance(node: ir.Node) -> str:

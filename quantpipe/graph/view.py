@@ -19,6 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe import extend
+from quantpipe.graph.custom_ops import custom_ops, use_custom_ops
 from quantpipe.graph.io import model_bytes
 from quantpipe.types import Imported, TensorInfo
 
@@ -93,6 +94,8 @@ class Graph:
     notes: tuple[str, ...] = ()
     varying: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    alone: bool = False
+    """Whether the model runs on one sample at a time, though its batch is free."""
     largest: Mapping[str, float] = field(default_factory=dict, repr=False)
     """Tensor of real numbers -> its greatest absolute value on that sample, infinities and NaN left out."""
     imported: Imported | None = None
@@ -168,7 +171,7 @@ class Graph:
     @cached_property
     def fixed_batch(self) -> int | None:
         """Return the number of samples per run that the model insists on; None where it is free."""
-        return next(iter(self.first_axes.values()), None)
+        return 1 if self.alone else next(iter(self.first_axes.values()), None)
 
     @property
     def first_axes(self) -> Mapping[str, int]:
@@ -202,7 +205,7 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
-        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
+        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states", "alone")}
         if self.imported is not None:
             found["imported"] = replace(self.imported, runnable=None)
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
@@ -210,7 +213,7 @@ class Graph:
             model_bytes(self.model),
             self.model_hash,
             found | measured | {"source": self.source},
-            extend.installed(),
+            (extend.installed(), custom_ops()),
         )
 
 
@@ -261,8 +264,15 @@ def _known_as(node: ir.Node) -> str:
     return name if extend.op_of(name) is not None else node.op_type
 
 
-def _arrived(data: bytes, model_hash: str, fields: Mapping[str, Any], extensions: tuple[tuple[str, str], ...]) -> Graph:
+def _arrived(
+    data: bytes,
+    model_hash: str,
+    fields: Mapping[str, Any],
+    needed: tuple[tuple[tuple[str, str], ...], tuple[str, ...]],
+) -> Graph:
+    extensions, libraries = needed
     extend.ensure(extensions)
+    use_custom_ops(libraries)
     return replace(view(ir.from_proto(onnx.load_from_string(data)), model_hash, ""), **fields)
 
 

@@ -83,7 +83,7 @@ OPTIONAL = (
 )
 LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
 
@@ -329,7 +329,7 @@ def _blocks(reader: Reader, part: Data) -> Blocks | None:
     if part.get("block") is None:
         return None
     given = part["block"] if isinstance(part["block"], Mapping) else {"size": part["block"]}
-    reader.keys(given, ("size", "multiplier_bits"), "weights.block")
+    reader.keys(given, ("size", "multiplier_bits", "given_sizes"), "weights.block")
     size, bits = given.get("size"), given.get("multiplier_bits")
     if size not in BLOCK_SIZES or isinstance(size, bool):
         raise reader.error(
@@ -337,7 +337,14 @@ def _blocks(reader: Reader, part: Data) -> Blocks | None:
             f"is {size!r}; legal are {', '.join(map(str, BLOCK_SIZES))} (a last block may be shorter: the size need "
             "not divide the input channels)",
         )
-    return Blocks(size, 0 if bits is None else reader.whole(bits, "weights.block.multiplier_bits", 2))
+    others: tuple[Any, ...] = tuple(listed(given.get("given_sizes") or ()))
+    if others and bits is not None:
+        raise reader.error("weights.block.given_sizes", "is given with multiplier_bits; legal with float scales alone")
+    if wrong := [other for other in others if other not in BLOCK_SIZES or isinstance(other, bool)]:
+        raise reader.error(
+            "weights.block.given_sizes", f"has {wrong[0]!r}; legal are {', '.join(map(str, BLOCK_SIZES))}"
+        )
+    return Blocks(size, 0 if bits is None else reader.whole(bits, "weights.block.multiplier_bits", 2), others)
 
 
 def _activations(reader: Reader, data: Data) -> ActivationLimits:

@@ -23,6 +23,7 @@ from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
 from quantpipe.pipeline.tables import table_rows
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
+from quantpipe.report.imported import imported_warning
 from quantpipe.search import Metric, Objective
 from quantpipe.types import (
     BaselinePart,
@@ -160,6 +161,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *_search_notes(found.report),
             *_overruled(found.report.get("threshold_rules", ())),
             *evaluation.warnings,
+            *([changed] if (changed := imported_warning(evaluated.imported)) is not None else []),
             *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
             *([evaluated.slower] if evaluated.slower is not None else []),

@@ -117,7 +117,7 @@ def _read(settings: Settings, file: Path) -> _Read:
             f"{settings.model} is quantized itself; give the float model that {file.name} was made from",
             where="model.path",
         )
-    raw = read_graph(file, settings.resident_mb, settings.fixed, Keep.ALL)
+    raw = read_graph(file, settings.resident_mb, settings.fixed, Keep.ALL, random=settings.random)
     refuse_other_ports(inputs.graph, raw.graph)
     first = next(iter(inputs.calibrate.batches(inputs.graph.fixed_batch or CHECK_SAMPLES))).inputs
     names = zip([i.name for i in raw.graph.inputs], [i.name for i in inputs.graph.inputs], strict=True)

@@ -37,7 +37,7 @@ from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
-from quantpipe.report.imported import imported_verdict
+from quantpipe.report.imported import imported_verdict, imported_warning
 from quantpipe.search.log import read_trials
 from quantpipe.types import (
     BaselinePart,
@@ -197,6 +197,8 @@ def _evaluate(
     )
     if beside is not None:
         job.console.stage("imported", imported_verdict(beside))
+    if (changed := imported_warning(beside)) is not None:
+        job.console.warn(changed)
     beaten = _baseline(made, evaluation, realized)
     evaluated = Evaluated(
         plan,

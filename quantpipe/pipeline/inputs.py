@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe.data.few import few_notes, refuse_few
 from quantpipe.data.holdout import with_holdout
+from quantpipe.data.noise import with_noise
 from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
-from quantpipe.errors import ConfigError, DataError, ModelError, nearest
+from quantpipe.errors import BatchError, ConfigError, DataError, ModelError, QuantpipeError, nearest
 from quantpipe.evaluate.calibration_checks import calibration_doubts
 from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import clean_graph, read_graph
+from quantpipe.graph.load import RawModel, clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
@@ -24,18 +26,21 @@ from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
 from quantpipe.oprules.chosen import selected_outputs
 from quantpipe.pipeline.compared import compared_by
+from quantpipe.pipeline.sample_axis import with_sample_axis
 from quantpipe.pipeline.settings import Settings
 from quantpipe.recover import with_split_channels
 from quantpipe.types import Samples
 
+log = logging.getLogger(__name__)
+
 CHECK_SAMPLES = 4
 
-ONE_AT_A_TIME = (
-    "with one sample at a time it runs: the batch axis is declared free, but is not. Legal is a file with batch size "
-    "1, as written by 'python -m onnxruntime.tools.make_dynamic_shape_fixed MODEL FIXED --dim_param NAME "
-    "--dim_value 1' (NAME: the name of the axis in the file)"
+FREED = (
+    "the model declares a batch of {}, of which there are too few samples; its batch is made free, also in the result"
 )
-"""What is said of a model that takes several samples by its declaration alone, such as one with a state for one."""
+ONE_AT_A_TIME = (
+    "the model declares a free batch, but runs on one sample at a time only (a state for one, say): so it is run here"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +88,18 @@ class Inputs:
 
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
-    raw = read_graph(settings.model, settings.resident_mb, settings.fixed, settings.keep)
-    splits = _splits(settings, raw.graph)
+    given = (settings.model, settings.resident_mb, settings.fixed, settings.keep)
+    try:
+        return _loaded(settings, read_graph(*given, random=settings.random))
+    except BatchError as error:
+        try:
+            return _loaded(settings, read_graph(*given, random=settings.random, free_batch=True))
+        except (ModelError, BatchError):  # what it computes depends on its batch
+            raise error from None
+
+
+def _loaded(settings: Settings, raw: RawModel) -> Inputs:
+    splits = _splits(settings, raw)
     states = frozenset(splits.state.values())
     given = replace(raw.graph, states=states)
     size = _fixed_batch(given)
@@ -103,15 +118,21 @@ def load(settings: Settings) -> Inputs:
     try:
         graph = clean(feeds)
     except ModelError as error:
-        if size is None and error.stage == "run" and _goes(clean, {name: values[:1] for name, values in feeds.items()}):
-            raise ModelError(f"{error}; {ONE_AT_A_TIME}") from error
-        raise
+        one = {name: values[:1] for name, values in feeds.items()}
+        alone = _cleaned(clean, one) if size is None and error.stage == "run" else None
+        if alone is None:
+            raise
+        graph, feeds = replace(alone, alone=True, notes=(*alone.notes, ONE_AT_A_TIME)), one
     graph = replace(graph, states=states, selected=selected_outputs(graph))
+    output = chosen_output(settings.evaluate.output, graph)
+    graph = with_sample_axis(graph, feeds, output)
+    size = 1 if graph.alone else size
+    if raw.freed:
+        graph = replace(graph, notes=(*graph.notes, FREED.format(raw.freed)))
     if wanted := settings.annotate.split_channels:
         graph = with_split_channels(graph, settings.spec, settings.schema, wanted)
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
-    output = chosen_output(settings.evaluate.output, graph)
     # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.
     found = doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
     if found.wrong and splits.doubts == "stop":
@@ -128,19 +149,20 @@ def load(settings: Settings) -> Inputs:
     return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared, splits.train, norms)
 
 
-def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> bool:
+def _cleaned(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> Graph | None:
+    """Return the clean model, None where it does not run on these samples."""
     try:
-        clean(feeds)
+        return clean(feeds)
     except ModelError:
-        return False
-    return True
+        return None
 
 
-def _splits(settings: Settings, raw: Graph) -> Splits:
+def _splits(settings: Settings, read: RawModel) -> Splits:
     """Return the samples of every role, as the model takes them."""
+    raw = read.graph
     shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
     classes = shape[-1] if len(shape) == 2 else None
-    splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
+    splits = _with_random_numbers(settings, read, classes)
     size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
     splits = with_holdout(splits, settings.holdout, settings.seed, size or 1)
     if splits.state:
@@ -154,6 +176,26 @@ def _splits(settings: Settings, raw: Graph) -> Splits:
     splits = _whole_batches(splits, size or 1)
     refuse_few(splits.roles, splits.force_few)
     return splits
+
+
+def _with_random_numbers(settings: Settings, read: RawModel, classes: int | None) -> Splits:
+    """Return the samples of every role; inputs of random numbers that the data do not have are drawn."""
+    noise, inputs = read.noise, read.graph.inputs
+    if noise.shapes is None:
+        return settings.dataset.splits(inputs, classes, settings.seed)
+    try:
+        return settings.dataset.splits(inputs, classes, settings.seed)
+    except QuantpipeError:  # without data of these names
+        drawn = {port.name for port in noise.ports}
+        splits = settings.dataset.splits([i for i in inputs if i.name not in drawn], classes, settings.seed)
+    session = Session(noise.shapes, where=read.graph.source)
+
+    def shapes(feeds: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        found = session.run({name: feeds[name] for name in session.inputs}, list(noise.names.values()))
+        return {port: found[output].shape for port, output in noise.names.items()}
+
+    log.info("random numbers are drawn by the seed for the inputs %s", ", ".join(sorted(drawn)))
+    return with_noise(splits, noise.ports, shapes, settings.seed)
 
 
 def _first_batch(samples: Samples, size: int | None) -> Mapping[str, Any]:
@@ -239,7 +281,7 @@ def _whole_batches(splits: Splits, size: int) -> Splits:
     for role, samples in parts.items():
         count = len(samples) // size * size
         if count == 0:
-            raise DataError(
+            raise BatchError(
                 f"the model takes batches of exactly {size} samples and {role} has {len(samples)}; give more samples, "
                 "or a model whose batch axis is free",
                 stage="data",

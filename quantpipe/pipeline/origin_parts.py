@@ -27,7 +27,7 @@ _OF_ONE_MODEL = ("placed", "joined")
 
 _SINGLE = FloatType.FLOAT32.value
 _LATER: Mapping[str, Any] = MappingProxyType(
-    dict.fromkeys(("qdq_bias", "single_ratio", "split_channels", "raise_to", "cell_state"))
+    dict.fromkeys(("qdq_bias", "single_ratio", "split_channels", "raise_to", "cell_state", "given_sizes"))
     | {"float_type": _SINGLE, "float_types": [_SINGLE]}
 )
 """Fields that came later, at any depth, and what they say that was so before: folders of then do not tell of them."""

@@ -25,7 +25,7 @@ from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, Objecti
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
-from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, Schema, TensorInfo
+from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, RandomOps, Schema, TensorInfo
 
 RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
@@ -254,6 +254,8 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
     isolate: bool = True
+    random: RandomOps | None = None
+    """What replaces ops that draw random numbers."""
     cells: CellForms = NO_CELLS
     """Recurrent layers that are written as their steps, or as loops."""
     keep: Keep = Keep.ALL

@@ -58,9 +58,10 @@ def given_blocks(weight: GivenWeight, site: WeightSite, how: TensorSchema) -> Gi
         np.moveaxis(n, site.channel_axis, 0) if n.ndim == 2 else np.broadcast_to(n.reshape(-1, 1), shape)
         for n in (grid.scale, grid.zero.astype(np.int64) - middle)
     )
-    if how.symmetry is not Symmetry.ASYMMETRIC and np.any(zero):
+    free = site.frozen or how.symmetry is Symmetry.ASYMMETRIC  # of a frozen site it was decided that zero points stay
+    if not free and np.any(zero):
         return f"zero points, and weights are {how.symmetry} here"
-    if how.symmetry is not Symmetry.ASYMMETRIC and how.narrow and codes.min(initial=0) == -(1 << (bits - 1)):
+    if not free and how.narrow and codes.min(initial=0) == -(1 << (bits - 1)):
         return f"the integer {codes.min()}, which weights do not have here"
     return GivenBlocks(codes, np.ascontiguousarray(scale, np.float32), np.ascontiguousarray(zero), bits)
 

@@ -12,7 +12,9 @@ from quantpipe.recover.ranges import Ranges, chosen_ranges
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.threads import one_thread_each
 from quantpipe.recover.rescale.absorb import Absorption, absorbed
-from quantpipe.recover.rescale.equalize import APART, Equalization, equalized, far_apart
+from quantpipe.recover.rescale.channel_regions import LayerPair
+from quantpipe.recover.rescale.channel_stats import ChannelExtremes
+from quantpipe.recover.rescale.equalize import FEW_BITS, UNEVEN_DB, Equalization, equalized, far_apart, uneven_db
 from quantpipe.recover.rescale.rotate import Rotation, rotations
 from quantpipe.recover.rescale.smooth import Smoothing, smoothed
 from quantpipe.recover.work import NotApplicable, State, Work
@@ -98,9 +100,12 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
         raise NotApplicable(costs_nothing)
     extremes = work.extremes(state, pairs, moments=False)
     if alone:  # the tensor has one scale still, which channels far apart pay for
-        pairs = [link for link in pairs if far_apart(extremes[link.tensor])]
+        pairs = [link for link in pairs if _gains(work, state, link, extremes)]
     if not pairs:
-        raise NotApplicable(f"{costs_nothing}, and no tensor's channels lie {APART:g} times apart")
+        raise NotApplicable(
+            f"{costs_nothing}, no weight has {FEW_BITS} bits or fewer, and no tensor's common scale costs its channels "
+            f"{UNEVEN_DB:g} dB"
+        )
     changes = equalized(
         state.graph, state.topology, pairs, extremes, channel_bounds=work.spec.channel_bounds, options=options
     )
@@ -108,6 +113,16 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
         raise NotApplicable("all channels have equal ranges already, or meet a clamp that cannot move")
     found = work.rescaled(state, changes, work.ranges_for(state, changes))
     return replace(found, note=f"{len(changes)} of {len(pairs)} pairs")
+
+
+def _gains(work: Work, state: State, link: LayerPair, extremes: Mapping[str, ChannelExtremes]) -> bool:
+    """Return whether other units of a tensor's channels can gain where weights have scales per channel."""
+    weights = work.plan(state).weights
+    names = [state.topology.kernel_of[name].weight or "" for name in (link.producer, *link.consumers)]
+    if min(weights[name].bits for name in names) <= FEW_BITS:
+        return True
+    far = far_apart(extremes[link.tensor])
+    return far or uneven_db(state.graph, state.topology, link, extremes) >= UNEVEN_DB
 
 
 def _absorb(work: Work, state: State, options: Absorption) -> State:

@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from quantpipe.types import ImportedPart
 
+NAMED = 3
+"""Weights that a warning names."""
+
+
+def imported_warning(part: ImportedPart | None) -> str | None:
+    """Return a sentence on weights that the device cannot have as the file has them, with what they lose; else None."""
+    rows = (
+        [row for row in part["changed"] if row["kind"] == "weight"]
+        if part is not None and part["keep"] == "all"
+        else []
+    )
+    rows = [row for row in rows if row["differing"] is None]
+    if not rows:
+        return None
+    named = [f"{row['name']}: {row['reason']}{_loss(row['sqnr_db'])}" for row in rows[:NAMED]]
+    more = f"; and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    verb = "weight of the file has" if len(rows) == 1 else "weights of the file have"
+    return f"{len(rows)} {verb} other integers on this device: {'; '.join(named)}{more}"
+
+
+def _loss(decibel: float | None) -> str:
+    return "" if decibel is None else f" ({decibel:.1f} dB from the file's)"
+
 
 def imported_verdict(part: ImportedPart) -> str:
     """Return the imported parts, and whether the integers are still the same, in one line."""

@@ -77,6 +77,7 @@ from quantpipe.types.plan import (
     WeightTensor,
 )
 from quantpipe.types.program import Step, StepOp
+from quantpipe.types.random_ops import RandomOps
 from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.report_rows import (
     ChoiceRow,
@@ -276,6 +277,7 @@ __all__ = [
     "QuantPlan",
     "Quantizer",
     "RaisedRow",
+    "RandomOps",
     "Range",
     "Reason",
     "ReasonKind",

@@ -49,10 +49,12 @@ class Blocks:
 
     `size` input channels make a block, with all of their taps; the last block may be shorter. `multiplier_bits`: a
     block has an unsigned multiplier of so many bits on the channel's scale; 0: it has a float scale of its own.
+    `given_sizes`: other sizes that the device runs, where a quantized file has them.
     """
 
     size: int
     multiplier_bits: int = 0
+    given_sizes: tuple[int, ...] = ()
 
     @property
     def are_real(self) -> bool:

@@ -132,6 +132,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         objective={"metric": "auto"},
         value_of=None,
         resident_mb=0,
+        random=None,
         fixed={},
         isolate=True,
         keep=Keep.ALL,

@@ -72,7 +72,7 @@ def _found(weight: GivenWeight, original: Graph, graph: Graph) -> GivenWeight | 
             turned = _turned(weight, order, name)
             if np.array_equal(np.transpose(real, order), array):
                 return turned
-            if (scaled := _scaled(turned, array)) is not None:
+            if (scaled := _scaled(turned, np.transpose(real, order), array)) is not None:
                 return scaled
     return None
 
@@ -106,9 +106,23 @@ def _turned(weight: GivenWeight, order: tuple[int, ...], name: str) -> GivenWeig
     return replace(weight, tensor=name, values=np.transpose(weight.values, order), grid=grid)
 
 
-def _scaled(weight: GivenWeight, array: NDArray[Any]) -> GivenWeight | None:
-    """Return the integers of a weight whose output channels, along axis 0, were multiplied by a number each."""
+def _multiplied(weight: GivenWeight, real: NDArray[Any], array: NDArray[Any]) -> GivenWeight | None:
+    """Return the integers of a weight that was multiplied by one positive number: they are the same."""
+    largest = np.unravel_index(np.argmax(np.abs(real)), real.shape)
+    factor = float(array[largest]) / float(real[largest]) if real[largest] else 0.0
+    if factor <= 0 or not np.allclose(real * factor, array, rtol=CLOSE, atol=0):
+        return None
+    return replace(weight, grid=replace(weight.grid, scale=(weight.grid.scale * factor).astype(np.float32)))
+
+
+def _scaled(weight: GivenWeight, real: NDArray[Any], array: NDArray[Any]) -> GivenWeight | None:
+    """Return the integers of a weight whose output channels, along axis 0, were multiplied by a number each.
+
+    A matrix is multiplied by one number (the alpha of a Gemm): its channels may lie along either axis.
+    """
     grid = weight.grid
+    if weight.block is None and array.ndim == 2:
+        return _multiplied(weight, real, array)
     if weight.block is not None or array.ndim < 3 or (not grid.single and grid.axis != 0):
         return None
     count = len(array)

@@ -11,6 +11,7 @@ gives changes of channels. Pure: no graph is run or written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,10 @@ FACTORS = ("real", POWER_OF_TWO)
 APART = 64.0
 """The largest channel over the middle one, from which on channels lie far apart: of 8 bits it leaves half of them four
 steps or fewer."""
+UNEVEN_DB = 12.0
+"""Noise that the one scale of a tensor adds, from which on its channels are equalized: two bits."""
+FEW_BITS = 4
+"""Bits of weights up to which all pairs are equalized: outliers cost a row most of its few steps."""
 STILL = 1e-3
 """Pairs are at rest when no factor differs from 1 by more."""
 
@@ -44,7 +49,7 @@ class Equalization:
     `iterations`: most rounds over all pairs. `factors`: `real`, or `power_of_two` for factors 2^k only. `margin`: how
     far below a clamp that cannot move the channels that it must not meet stay, as a share of its limit. `per_channel`:
     whether this is done where weights have scales per channel, too, so that the range of one row costs the others
-    nothing; `auto`: there for tensors whose channels lie far apart, as they share one scale.
+    nothing; `auto`: there for weights of few bits, and for tensors whose channels lose by their common scale.
     """
 
     iterations: int = 20
@@ -98,6 +103,29 @@ def far_apart(found: ChannelExtremes) -> bool:
     return bool(alive.size and alive.max() >= APART * np.median(alive))
 
 
+def uneven_db(graph: Graph, topology: Topology, link: LayerPair, extremes: Mapping[str, ChannelExtremes]) -> float:
+    """Return how much noise the one scale of a tensor adds after its readers, in dB over a scale for each channel.
+
+    A channel's noise follows the largest peak with one scale, and its own peak without. Readers multiply it by their
+    columns: G = max(p)² · Σ c² / Σ p² · c².
+    """
+    seen = extremes[link.tensor]
+    peaks = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))
+    columns = np.zeros(link.channels)
+    for name in link.consumers:
+        columns = np.maximum(columns, _columns(graph, link, name, _weight(graph, topology, name)))
+    own = float(np.sum((peaks * columns) ** 2))
+    shared = float(np.max(peaks, initial=0.0) ** 2 * np.sum(columns**2))
+    return 10.0 * math.log10(shared / own) if own > 0 and math.isfinite(shared) else 0.0
+
+
+def _columns(graph: Graph, link: LayerPair, name: str, weight: Floats) -> Floats:
+    """Return the largest magnitude in a reader's columns of each channel."""
+    node = graph.by_name[name]
+    own = COLUMNS[node.op].magnitudes(node, weight, link.channels * link.repeats)
+    return np.asarray(own.reshape(link.channels, -1).max(axis=1))
+
+
 class _Pair:
     """One link and its factors so far."""
 
@@ -123,9 +151,7 @@ class _Pair:
         rows = np.abs(weights[link.producer]).max(axis=others)
         columns = np.zeros(link.channels)
         for name in link.consumers:
-            node = graph.by_name[name]
-            own = COLUMNS[node.op].magnitudes(node, weights[name], link.channels * link.repeats)
-            columns = np.maximum(columns, own.reshape(link.channels, -1).max(axis=1))
+            columns = np.maximum(columns, _columns(graph, link, name, weights[name]))
         alive = (rows > 0) & (columns > 0)
         step = np.sqrt(np.where(alive, rows, 1.0) / np.where(alive, columns, 1.0))
         factor = np.clip(self.factor * step, self._least, self._most)

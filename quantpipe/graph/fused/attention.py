@@ -1,0 +1,167 @@
+"""Attention of several heads as onnxruntime's transformer models have it, written as products and a Softmax.
+
+Each head's scores are softmax(scale · Q · Kᵀ + bias + masks) · V. Q, K and V get matrices of their own where one
+matrix holds all three, so that each has its own scales.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.fused.body import FusedBody, light
+
+FILTER = -10000.0
+LEAST = float(np.finfo(np.float32).min)
+HEADS_FIRST = (0, 2, 1, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class _Operands:
+    """Hold Q, K and V as [batch, heads, length, size], the number of heads, and the sizes of a head of Q and of V."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    heads: int
+    head: int
+    value_head: int
+
+
+def attention(body: FusedBody) -> bool:
+    """Write com.microsoft.Attention: Q, K and V are three parts of one product with a bias."""
+    data, weights, bias, past = (body.input(port) for port in (0, 1, 2, 4))
+    matrix = light(weights)
+    if data is None or matrix is None or matrix.ndim != 2 or body.input(6) is not None:
+        return False
+    if any(int(body.attr(name, 0)) for name in ("do_rotary", "past_present_share_buffer")):
+        return False
+    sizes = [int(n) for n in body.attr("qkv_hidden_sizes", ())] or [matrix.shape[1] // 3] * 3
+    heads, ends = int(body.attr("num_heads")), np.cumsum([0, *sizes])
+    parts = []
+    for begin, end in pairwise(ends):
+        made = body("MatMul", data, body.number(matrix[:, begin:end], matrix.dtype))
+        if bias is not None:
+            made = body("Add", made, body.part(bias, 0, int(begin), int(end)))
+        parts.append(_apart(body, made, heads))
+    query, key, value = parts
+    if past is not None:
+        before = (body("Gather", past, body.number(n, np.int64), axis=0) for n in (0, 1))
+        key, value = (body("Concat", old, new, axis=2) for old, new in zip(before, (key, value), strict=True))
+    found = _Operands(query, key, value, heads, sizes[0] // heads, sizes[2] // heads)
+    if not _attended(body, found, mask=body.input(3), addend=body.input(5)):
+        return False
+    if body.reads(1):
+        body.replace(1, body("Concat", body.unsqueeze(key, 0), body.unsqueeze(value, 0), axis=0))
+    return True
+
+
+def multi_head_attention(body: FusedBody) -> bool:
+    """Write com.microsoft.MultiHeadAttention: Q, K and V come apart, with one bias for the three."""
+    given = [body.input(port) for port in range(3)]
+    ranks = [body.rank(value) for value in given]
+    if any(value is None for value in given) or ranks[0] != 3 or any(body.input(p) is not None for p in (8, 9)):
+        return False
+    if ranks[1:] not in ([3, 3], [4, 4]) or body.reads(3):
+        return False
+    heads, bias = int(body.attr("num_heads")), body.input(3)
+    sizes = [_width(body, value, axes, heads) for value, axes in zip(given, ranks, strict=True)]
+    if any(size is None for size in sizes):
+        return False
+    parts, begin = [], 0
+    for value, axes, size in zip(given, ranks, sizes, strict=True):
+        assert value is not None and size is not None  # noqa: S101
+        if bias is not None and axes == 3:
+            value = body("Add", value, body.part(bias, 0, begin, begin + size))
+        begin += size
+        parts.append(_apart(body, value, heads) if axes == 3 else value)
+    query, key, value = parts
+    if (past := body.input(6)) is not None:
+        key = body("Concat", past, key, axis=2)
+    if (past := body.input(7)) is not None:
+        value = body("Concat", past, value, axis=2)
+    assert sizes[0] is not None and sizes[2] is not None  # noqa: S101
+    found = _Operands(query, key, value, heads, sizes[0] // heads, sizes[2] // heads)
+    if not _attended(body, found, mask=body.input(4), addend=body.input(5)):
+        return False
+    for port, present in ((1, key), (2, value)):
+        if body.reads(port):
+            body.replace(port, present)
+    return True
+
+
+def _width(body: FusedBody, value: ir.Value | None, axes: int | None, heads: int) -> int | None:
+    """Return the features of all heads, None where the shape does not tell."""
+    shape = (value.shape if value is not None and value.shape is not None else None) or (
+        body.axes(value) if value is not None else None
+    )
+    if shape is None:
+        return None
+    last = shape[-1]
+    return None if not isinstance(last, int) else last if axes == 3 else last * heads
+
+
+def _apart(body: FusedBody, value: ir.Value, heads: int) -> ir.Value:
+    """Write [B, S, heads·size] as [B, heads, S, size]."""
+    return body.swap(body.reshape(value, 0, 0, heads, -1), HEADS_FIRST)
+
+
+def _attended(body: FusedBody, of: _Operands, *, mask: ir.Value | None, addend: ir.Value | None) -> bool:
+    scale = float(body.attr("scale", 0.0)) or 1.0 / math.sqrt(of.head)
+    added = [] if addend is None else [addend]
+    if mask is not None:
+        made = _mask(body, mask, of.key)
+        if made is None:
+            return False
+        added.append(made)
+    if int(body.attr("unidirectional", 0)):
+        added.append(_causal(body, of))
+    scores = body.scaled(body("MatMul", of.query, body.swap(of.key, [0, 1, 3, 2])), scale)
+    for value in added:
+        scores = body("Add", scores, value)
+    mixed = body("MatMul", body("Softmax", scores, axis=3), of.value)
+    joined = body.swap(mixed, HEADS_FIRST)
+    body.replace(0, body.reshape(joined, 0, 0, of.heads * of.value_head))
+    return True
+
+
+def _mask(body: FusedBody, mask: ir.Value, key: ir.Value) -> ir.Value | None:
+    """Return what is added to the scores: nothing where the mask is 1, `mask_filter_value` where it is 0.
+
+    A mask `[B]` holds the number of keys of each sample; others are ones and zeros `[B, T]`, `[B, S, T]`.
+    """
+    axes = body.rank(mask)
+    least = float(body.attr("mask_filter_value", FILTER))
+    if axes == 1:
+        size = mask.shape[0] if mask.shape is not None else None
+        if isinstance(size, int) and size > 1:
+            return None  # [2B] and [3B + 2] are told from [B] by the batch alone
+        counts = body.unsqueeze(body("Cast", mask, to=int(ir.DataType.INT64)), 1)
+        kept = body("Less", _places(body, key), counts)
+    elif axes in (2, 3):
+        kept = body("Greater", body("Cast", mask, to=int(ir.DataType.FLOAT)), body.number(0.0))
+    else:
+        return None
+    added = body("Where", kept, body.number(0.0), body.number(least))
+    return body.unsqueeze(added, 1) if axes == 3 else body.unsqueeze(added, 1, 2)
+
+
+def _places(body: FusedBody, value: ir.Value) -> ir.Value:
+    """Write 0, 1, 2, … for the rows of [B, heads, rows, size]."""
+    rows = body("Gather", body("Shape", value), body.number(2, np.int64), axis=0)
+    return body("Range", body.number(0, np.int64), rows, body.number(1, np.int64))
+
+
+def _causal(body: FusedBody, of: _Operands) -> ir.Value:
+    """Write [S, T]: nothing where a key is not after its query, the smallest number elsewhere."""
+    keys, queries = _places(body, of.key), _places(body, of.query)
+    ahead = body(
+        "Sub", *(body("Gather", body("Shape", v), body.number(2, np.int64), axis=0) for v in (of.key, of.query))
+    )
+    last = body("Add", queries, ahead)
+    after = body("Greater", body.unsqueeze(keys, 0), body.unsqueeze(last, 1))
+    return body("Where", after, body.number(LEAST), body.number(0.0))
