@@ -23,7 +23,16 @@ from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
-from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_bytes, file_hash, load_external, read_model, readable
+from quantpipe.graph.io import (
+    RESIDENT_MB,
+    STAGE,
+    check_external,
+    file_bytes,
+    file_hash,
+    load_external,
+    read_model,
+    readable,
+)
 from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes

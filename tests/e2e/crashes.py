@@ -199,7 +199,9 @@ def _bytes_in(folder: Path) -> int:
     return sum(len(data) for data in contents(folder).values())
 
 
-def over_all(workers: list[Program], work: Callable[[Program], Any], items: Iterable[Any]) -> tuple[int, list[str]]:
+def over_all(
+    workers: list[Program], work: Callable[[Program, Any], Any], items: Iterable[Any]
+) -> tuple[int, list[str]]:
     """(how many, what went wrong) of a piece of work for each item, on several programs at once."""
     free: queue.Queue[Program] = queue.Queue()
     for program in workers:
@@ -208,7 +210,7 @@ def over_all(workers: list[Program], work: Callable[[Program], Any], items: Iter
     def one(item: Any) -> str:
         program = free.get()
         try:
-            work(program, item)  # type: ignore[call-arg]
+            work(program, item)
             return ""
         except AssertionError as error:
             return " ".join(str(error).split())[:300]
