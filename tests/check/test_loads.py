@@ -9,7 +9,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.c import runner
 from quantpipe.realize.qonnx.form import written
-from tests.ops.line import CONF, Line, Net, hardware, line
+from tests.ops.line import CONF, Line, Net, hardware, hardware_data, line
 from tests.realize.executed import run_c
 
 SHIPPED = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml"))
@@ -59,3 +59,18 @@ def test_qonnx_is_exact_where_scales_are_powers_of_two(name: str, exact: bool) -
     (row,) = loaded_forms(made.graph, made.topology, made.spec)
     assert row.exact is exact and holds(made, "qonnx") is exact
     assert exact or "float values are between its integers" in str(row.why)
+
+
+@pytest.mark.parametrize("name", ["tflite_int8", "tflite_16x8", "tflite_xnnpack"])
+def test_tflite_is_exact_where_the_kernels_of_litert_narrow_alike(name: str) -> None:
+    made = line(small(), name)
+    (row,) = (r for r in loaded_forms(made.graph, made.topology, made.spec) if r.form == "tflite")
+    assert row.exact is True, row
+    ops = hardware_data(name)["ops"]
+    dense = {"in": ops["Gemm"][0]["in"], "out": ops["Gemm"][0]["out"]}
+    other = line(
+        small(),
+        hardware(name, ops=ops | {"Gemm": [{**dense, "requantize": {"kind": "fixed_point", "rounding": "double"}}]}),
+    )
+    (row,) = (r for r in loaded_forms(other.graph, other.topology, other.spec) if r.form == "tflite")
+    assert row.exact is False and "(Gemm) is stated as fixed_point, rounding double" in str(row.why)
