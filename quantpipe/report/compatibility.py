@@ -42,6 +42,7 @@ def _summary(fit: Mapping[str, Any]) -> Table:
     )
     table.caption, table.caption_justify = Text(sentence, style=tone), "left"
     rows = (
+        *([("device", chip_line(fit["device"]))] if fit["device"] else []),
         ("nodes in integers", f"{fit['integer_nodes']} of {fit['nodes']}"),
         ("nodes that compute shapes or indices", text.number(fit["arithmetic_on_shapes"])),
         ("multiply-accumulates in integers", text.percent(fit["mac_share"])),
@@ -56,6 +57,11 @@ def _summary(fit: Mapping[str, Any]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def chip_line(chip: Mapping[str, str]) -> str:
+    """Return `device` of a hardware file in one line; the name alone where no provider makes it."""
+    return chip["chip"] if chip["provider"] == "none" else f"{chip['chip']} ({chip['provider']}, {chip['type']})"
 
 
 def _refused(refused: Sequence[Mapping[str, Any]], where: str) -> Table:

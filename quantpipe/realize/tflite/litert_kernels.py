@@ -1,8 +1,8 @@
 """How LiteRT's kernels narrow their sums, by op; a plan that narrows otherwise is not what a .tflite file computes.
 
-Sources: LiteRT's reference kernels (gemmlowp's two roundings; fully_connected.h rounds once, ties away from zero; the
-16x8 kernels multiply by 15 bits) and XNNPACK (a float32 product; additions by integers and one shift). Measured with
-ai-edge-litert 2.3.0.
+Reference kernels round twice (gemmlowp). fully_connected.h rounds once, ties away from zero. Several 16x8 kernels
+multiply by 15 bits. XNNPACK multiplies by float32, and adds by integers and one shift. Measured with ai-edge-litert
+2.3.0.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Narrowing:
+class NarrowingTraits:
     """Hold the traits of a narrowing that decide its integers, as a hardware file states them.
 
-    `bits` are those of a fixed-point multiplier; `single_ratio`: it is made of a ratio computed in float32.
+    `bits` are the bits of a fixed-point multiplier; `single_ratio`: it is made of a ratio computed in float32.
     """
 
     kind: RequantizeKind
@@ -44,14 +44,14 @@ class Narrowing:
     single_ratio: bool = False
 
     @classmethod
-    def of(cls, output: Requantize) -> Narrowing:
-        """Return those of a plan's numbers."""
+    def of(cls, output: Requantize) -> NarrowingTraits:
+        """Return the traits of a plan's numbers."""
         bits, single = (31, False) if output.fixed is None else (output.fixed.bits, output.fixed.single_ratio)
         return cls(output.kind, output.rounding, bits, output.zero_first, single)
 
     @classmethod
-    def stated(cls, how: RequantizeSpec) -> Narrowing:
-        """Return those of a hardware file; the zero point's place is the op's own where the file states none."""
+    def stated(cls, how: RequantizeSpec) -> NarrowingTraits:
+        """Return the traits that a hardware file states."""
         once = how.rounding is FixedRounding.COMMON_SHIFT
         rounding = FixedRounding.SINGLE if once else how.rounding
         return cls(how.kind, rounding, how.multiplier_bits, bool(how.zero_first), how.single_ratio)
@@ -63,24 +63,24 @@ class Narrowing:
         return f"{self.kind}, rounding {self.rounding}{bits}{ratio}{', zero first' if self.zero_first else ''}"
 
 
-TWICE = Narrowing(RequantizeKind.FIXED_POINT, FixedRounding.DOUBLE)
-ONCE = Narrowing(RequantizeKind.FIXED_POINT, FixedRounding.SINGLE)
-AWAY = Narrowing(RequantizeKind.FIXED_POINT, FixedRounding.SINGLE_AWAY)
-RATIO = Narrowing(RequantizeKind.FIXED_POINT, FixedRounding.DOUBLE, single_ratio=True)
-SHORT = Narrowing(RequantizeKind.FIXED_POINT, FixedRounding.SINGLE, bits=15)
-REAL = Narrowing(RequantizeKind.FLOAT_MULTIPLIER, Rounding.HALF_EVEN)
-ZERO_FIRST = Narrowing(RequantizeKind.FLOAT_MULTIPLIER, Rounding.HALF_EVEN, zero_first=True)
+TWICE = NarrowingTraits(RequantizeKind.FIXED_POINT, FixedRounding.DOUBLE)
+ONCE = NarrowingTraits(RequantizeKind.FIXED_POINT, FixedRounding.SINGLE)
+AWAY = NarrowingTraits(RequantizeKind.FIXED_POINT, FixedRounding.SINGLE_AWAY)
+RATIO = NarrowingTraits(RequantizeKind.FIXED_POINT, FixedRounding.DOUBLE, single_ratio=True)
+SHORT = NarrowingTraits(RequantizeKind.FIXED_POINT, FixedRounding.SINGLE, bits=15)
+REAL = NarrowingTraits(RequantizeKind.FLOAT_MULTIPLIER, Rounding.HALF_EVEN)
+ZERO_FIRST = NarrowingTraits(RequantizeKind.FLOAT_MULTIPLIER, Rounding.HALF_EVEN, zero_first=True)
 
-_BYTES: Mapping[str, Narrowing] = {"Gemm": AWAY, "MatMul": AWAY, "Mul": RATIO}
-_WORDS: Mapping[str, Narrowing] = {**_BYTES, **dict.fromkeys(("Conv", "ConvTranspose", "AveragePool"), SHORT)}
-_XNNPACK: Mapping[str, Narrowing] = {
+_BYTES: Mapping[str, NarrowingTraits] = {"Gemm": AWAY, "MatMul": AWAY, "Mul": RATIO}
+_WORDS: Mapping[str, NarrowingTraits] = {**_BYTES, **dict.fromkeys(("Conv", "ConvTranspose", "AveragePool"), SHORT)}
+_XNNPACK: Mapping[str, NarrowingTraits] = {
     **dict.fromkeys(("Add", "Sub"), ONCE),
     **dict.fromkeys(("GlobalAveragePool", "ReduceMean", "ReduceSum"), ZERO_FIRST),
 }
 """Op -> how it narrows, where it does so otherwise than the kernels' other ops."""
 
 
-def own_narrowing(kernels: LiteRTKernels, op: str, *, wide: bool, contract: bool) -> Narrowing:
+def own_narrowing(kernels: LiteRTKernels, op: str, *, wide: bool, contract: bool) -> NarrowingTraits:
     """Return how a kernel of LiteRT narrows: `wide` operands have 16 bits, a `contract` multiplies two activations."""
     if kernels is LiteRTKernels.XNNPACK:
         return _XNNPACK.get(op, REAL)
@@ -102,7 +102,7 @@ def stated_departures(graph: Graph, topology: Topology, spec: HardwareSpec) -> I
         }
         wanted = own_narrowing(LiteRTKernels.XNNPACK if real else LiteRTKernels.REFERENCE, kernel.op, **traits)
         for signature in topology.signatures.get(kernel.node, ()):
-            own = Narrowing.stated(signature.requantize or spec.requantize)
+            own = NarrowingTraits.stated(signature.requantize or spec.requantize)
             if own != wanted:
                 yield f"{kernel.node} ({kernel.op}) is stated as {own}, there it is {wanted}"
                 break
@@ -125,5 +125,5 @@ def _departures(kernels: LiteRTKernels, graph: Graph, topology: Topology, plan: 
         op = graph.by_name[name].op
         wide = any(plan.quantizers[o.tensor].dtype.bits > 8 for o in topology.kernel_of[name].operands)
         wanted = own_narrowing(kernels, op, wide=wide, contract=isinstance(numbers, Contract))
-        if (own := Narrowing.of(output)) != wanted:
+        if (own := NarrowingTraits.of(output)) != wanted:
             yield f"{name} ({op}) is planned as {own}, there it is {wanted}"
