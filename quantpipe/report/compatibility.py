@@ -53,6 +53,7 @@ def _summary(fit: Mapping[str, Any]) -> Table:
         ("work added by channel alignment", text.percent(fit["alignment"] - 1)),
         ("device cycles per sample, at the most bits", text.count(fit["cycles"])),
         *([("seconds per sample at the device's clock", text.number(fit["seconds"]))] if fit["seconds"] else []),
+        *([] if fit["loads"] else [("forms that its tool chain loads", "none known")]),
     )
     for row in rows:
         table.add_row(*row)

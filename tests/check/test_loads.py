@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+import rich.console
+
+from quantpipe.check import check
 from quantpipe.check.forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.c import runner
 from quantpipe.realize.qonnx.form import written
+from quantpipe.report.compatibility import fit_tables
 from tests.ops.line import CONF, Line, Net, hardware, hardware_data, line
 from tests.realize.executed import run_c
 
@@ -74,3 +79,13 @@ def test_tflite_is_exact_where_the_kernels_of_litert_narrow_alike(name: str) -> 
     )
     (row,) = (r for r in loaded_forms(other.graph, other.topology, other.spec) if r.form == "tflite")
     assert row.exact is False and "(Gemm) is stated as fixed_point, rounding double" in str(row.why)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("ascend_acl", True), ("fbgemm", True), ("ort_cpu", False)])
+def test_a_tool_chain_that_loads_no_form_is_named(name: str, shown: bool) -> None:
+    made = line(small(), name)
+    out = io.StringIO()
+    rich.console.Console(file=out, width=120).print(
+        fit_tables(check(made.graph, made.topology, made.spec, made.schema).as_dict())
+    )
+    assert ("none known" in out.getvalue()) is shown
