@@ -82,7 +82,7 @@ def scale_groups(
     for kernel in kernels:
         rule = rule_of(graph.by_name[kernel.node])
         if rule is not None and rule.tied and kernel.form is Form.QUANTIZED:
-            _tie(kernel, rule, dtypes, ties, pinned)
+            _tie(kernel, rule, dtypes, ties=ties, pinned=pinned)
         if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:
             solved.append(kernel)
             continue
@@ -147,7 +147,7 @@ def scale_groups(
 
 
 def _tie(
-    kernel: Kernel, rule: OpRule, dtypes: Mapping[str, DType], ties: DisjointSet, pinned: dict[str, FixedRange]
+    kernel: Kernel, rule: OpRule, dtypes: Mapping[str, DType], *, ties: DisjointSet, pinned: dict[str, FixedRange]
 ) -> None:
     """Give the operands that a plug-in op ties the scale of its result.
 
