@@ -22,6 +22,7 @@ INTERRUPTED = b"error: interrupted before there was anything to keep; run the sa
 
 def main() -> None:
     """Run the command line; always ends in SystemExit."""
+    _open_closed_streams()
     listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else: a shell's job in the background
     if listening:
         signal.signal(signal.SIGINT, _leave)
@@ -31,18 +32,15 @@ def main() -> None:
     if {"-sc", "--shell-completion"} & set(sys.argv[1:]) and "query=bash" in sys.argv[1:]:
         from quantpipe.app.complete import answer, asked
 
-        sys.stdout.write(f"{answer()}\n" if asked() else "\n")
-        raise SystemExit(0)
+        raise SystemExit(_print(f"{answer()}\n" if asked() else "\n"))
     if {"--help", "-h"} & set(sys.argv[1:]):
         from quantpipe.app.help import help_page
 
-        sys.stdout.write(help_page(_called()))
-        raise SystemExit(0)
+        raise SystemExit(_print(help_page(_called())))
     if "--version" in sys.argv[1:]:
         from quantpipe.version import __version__
 
-        sys.stdout.write(f"quantpipe {__version__}\n")
-        raise SystemExit(0)
+        raise SystemExit(_print(f"quantpipe {__version__}\n"))
     _check_names(sys.argv[1:])
     from quantpipe.app.main import main as run
 
@@ -66,6 +64,32 @@ def _check_names(arguments: Sequence[str]) -> None:
     if (wrong := wrong_name(arguments)) is not None:
         sys.stderr.write(f"error: {printable(wrong)}\n")
         raise SystemExit(2)
+
+
+def _open_closed_streams() -> None:
+    """Give standard streams that the caller closed to /dev/null, so that no file of a run gets their descriptor."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
+def _print(text: str) -> int:
+    """Print an answer, and return the exit code: 0 also where its reader has had enough (`| head`)."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"error: standard output cannot be written ({error.strerror})\n")
+            return 2
+    return 0
 
 
 def _called() -> str:

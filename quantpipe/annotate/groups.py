@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from quantpipe.annotate.constraints import WHERE
 from quantpipe.annotate.disjoint import disjoint, in_order
@@ -18,7 +19,7 @@ from quantpipe.annotate.fixed_operands import rescales as can_rescale
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
-from quantpipe.oprules import Family, Winner, rule_of
+from quantpipe.oprules import Family, OpRule, Winner, rule_of
 from quantpipe.types import (
     DType,
     Edge,
@@ -29,6 +30,9 @@ from quantpipe.types import (
     ScaleGroup,
     WeightSite,
 )
+
+if TYPE_CHECKING:
+    from scipy.cluster.hierarchy import DisjointSet
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ def scale_groups(
     rescales = can_rescale(spec)
     for kernel in kernels:
         rule = rule_of(graph.by_name[kernel.node])
+        if rule is not None and rule.tied and kernel.form is Form.QUANTIZED:
+            _tie(kernel, rule, dtypes, ties=ties, pinned=pinned)
         if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:
             solved.append(kernel)
             continue
@@ -138,6 +144,33 @@ def scale_groups(
             )
         )
     return SolvedGroups(tuple(groups), tuple(solved))
+
+
+def _tie(
+    kernel: Kernel, rule: OpRule, dtypes: Mapping[str, DType], *, ties: DisjointSet, pinned: dict[str, FixedRange]
+) -> None:
+    """Give the operands that a plug-in op ties the scale of its result.
+
+    Raises ConfigError where the types differ, or where two ranges that do not yield do.
+    """
+    for tensor in (o.tensor for o in kernel.operands if o.port in rule.tied):
+        if dtypes[tensor] is not dtypes[kernel.output]:
+            raise ConfigError(
+                f"it stores {tensor!r} as it stores its result (same_scale), and the hardware file has "
+                f"{dtypes[tensor]} for the one and {dtypes[kernel.output]} for the other; legal is one type for both",
+                where=f"ops.{kernel.op}",
+            )
+        own, common = pinned.get(ties[tensor]), pinned.get(ties[kernel.output])
+        if own is not None and common is not None and not own.agrees(common) and _met(own, common) is None:
+            raise ConfigError(
+                f"it stores {tensor!r} as it stores its result (same_scale), and both have given ranges, which "
+                "differ; legal is one range for both",
+                where=kernel.node,
+            )
+        pin = _met(own, common) or own or common
+        ties.merge(tensor, kernel.output)
+        if pin is not None:
+            pinned[ties[kernel.output]] = pin
 
 
 def _met(own: FixedRange | None, common: FixedRange | None) -> FixedRange | None:

@@ -22,6 +22,7 @@ from types import FrameType
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -38,7 +39,7 @@ from quantpipe.app.files import asset, folder_of
 from quantpipe.app.hints import in_our_words, no_option, no_reference, no_text
 from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
-from quantpipe.app.outlets import guard
+from quantpipe.app.outlets import guard, lost_output
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.app.sweep import end_sweep, sweep_is_open
 from quantpipe.app.targets import PLUGINS
@@ -64,7 +65,17 @@ _tasks: list[HydraConf] = []
 
 
 def main() -> None:
-    """Run the command line; always ends in SystemExit."""
+    """Run the command line; always ends in SystemExit, with 2 where its answer could not be written."""
+    try:
+        _main()
+    except SystemExit as end:
+        if end.code != 0 or (lost := lost_output()) is None:
+            raise
+        say(f"standard output cannot be written ({brief(lost)}); what the command writes to files is complete")
+        raise SystemExit(2) from None
+
+
+def _main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
@@ -126,7 +137,16 @@ def _verify(arguments: list[str]) -> int:
     if len(folders) != 1 or len(arguments) != 1:
         say("command=verify takes one argument, hydra.run.dir=FOLDER, the run folder whose certificate is checked")
         return 2
-    return check_certificate(folders)
+    return check_certificate([_unquoted(arguments[0], folders[0])])
+
+
+def _unquoted(argument: str, given: str) -> str:
+    """Return the value of an override as Hydra reads it; as given, where Hydra reads no text."""
+    try:
+        value = OverridesParser.create().parse_override(argument).value()
+    except HydraException:
+        return given
+    return value if isinstance(value, str) else given
 
 
 def _with_search_path(arguments: list[str]) -> list[str]:

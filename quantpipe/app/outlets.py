@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from quantpipe.passwords import conceal, printable
 
 
 class ConcealingStream:
-    """A text stream whose writes are concealed; all else is the stream's own."""
+    """A text stream whose writes are concealed; all else is the stream's own.
+
+    `lost` is the first error of writing it; what follows goes to /dev/null, so that a run is not lost with its lines.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.lost: OSError | None = None
 
     def write(self, text: str) -> int:
         """Write a text without passwords, and return the length of the text that was given."""
-        self._stream.write(conceal(text if self._may_draw() else printable(text)))
+        with self._surviving():
+            self._stream.write(conceal(text if self._may_draw() else printable(text)))
         return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        with self._surviving():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.lost is not None:
+                return
+            self.lost = error
+            with contextlib.suppress(OSError, ValueError):  # a stream in memory has no descriptor
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
 
     def _may_draw(self) -> bool:
         """Whether rich sends colours and bars here; what it draws of names is escaped by its console."""
@@ -56,3 +80,10 @@ def guard() -> None:
         if stream is not None and not isinstance(stream, ConcealingStream):
             setattr(sys, name, ConcealingStream(stream))
     logging.setLogRecordFactory(ConcealingRecord)
+
+
+def lost_output() -> OSError | None:
+    """Return what kept standard output from being written, unless its reader has had enough (`| head`)."""
+    sys.stdout.flush()
+    lost: OSError | None = getattr(sys.stdout, "lost", None)
+    return None if isinstance(lost, BrokenPipeError) else lost

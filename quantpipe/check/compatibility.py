@@ -29,7 +29,18 @@ from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
 from quantpipe.recover import with_split_channels
-from quantpipe.types import NO_CELLS, CellForms, FloatOn, HardwareSpec, Keep, Overflow, RandomOps, Schema, Topology
+from quantpipe.types import (
+    NO_CELLS,
+    CellForms,
+    Chip,
+    FloatOn,
+    HardwareSpec,
+    Keep,
+    Overflow,
+    RandomOps,
+    Schema,
+    Topology,
+)
 
 LARGE_THRESHOLD = 0.1
 """A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
@@ -76,6 +87,7 @@ class Fit:
     layers together, 1 without waste. `arithmetic_on_shapes`: nodes that compute no float values. `float_on`: where the
     rejected nodes run. `cycles`: of the device per sample at the highest bits, `seconds` at its clock (None: the file
     has no clock). `loads`: the forms that the device's own tool chain loads, and where they are not exact.
+    `device`: the chip, where the file names it.
     """
 
     model: str
@@ -99,6 +111,7 @@ class Fit:
     seconds: float | None
     loads: tuple[LoadedForm, ...] = ()
     notes: tuple[str, ...] = ()
+    device: Chip | None = None
 
     @property
     def exit_code(self) -> int:
@@ -193,6 +206,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
     return Fit(
         model=graph.source,
         hardware=spec.name,
+        device=spec.device,
         schema=schema.name,
         verdict=_verdict(topology, refused, sums, spec),
         nodes=len(reals),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
+from quantpipe.realize.tflite.litert_kernels import stated_departures
 from quantpipe.realize.vta.fits import unfit
 from quantpipe.types import Form, HardwareSpec, RequantizeKind, Scales, Topology
 
@@ -94,6 +95,12 @@ def _instructions(graph: Graph, topology: Topology, spec: HardwareSpec) -> Itera
         yield f"it rejects this model: {_listed([name for name, _ in found])} ({node}: {why})"
 
 
+def _litert(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+    found = list(stated_departures(graph, topology, spec))
+    if found:
+        yield f"LiteRT's kernels round otherwise: {_listed(found)}"
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
@@ -106,6 +113,8 @@ _REASONS: Mapping[str, Callable[[Graph, Topology, HardwareSpec], Iterator[str]]]
     "c": _integers_only,
     "qonnx": _reals,
     "vta": _instructions,
+    "tflite": _litert,
+    "tflite_integer_io": _litert,
 }
 UNKNOWN = {"sidecars": "only scales and zero points: the tool has its own arithmetic"}
 """Forms whose arithmetic is no part of them."""

@@ -105,6 +105,8 @@ class DeviceOp:
             computes by the definition, the device by its own kernel. None: `integers`.
         weight: The input that is quantized as a weight; None: no weight.
         channel_axis: The weight's axis of output channels.
+        same_scale: The inputs that are stored as the result is, with one scale, zero point and bits; the range of all
+            of them is the range of each.
         fixed: Range of the result where it is known beforehand.
         rectify: The threshold rule: it changes the estimated range of the result.
         steps: By how many steps of its result the integer arithmetic may depart from `reference`.
@@ -129,6 +131,7 @@ class DeviceOp:
     macs: Callable[[NodeFacts], int] = no_work
     constants: tuple[str, ...] = ()
     """Further inputs that must be constants, which `numbers` reads (a bias, a slope)."""
+    same_scale: tuple[str, ...] = ()
 
     @property
     def domain(self) -> str:

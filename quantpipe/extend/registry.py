@@ -211,6 +211,11 @@ def _checked(package: str, op: Any) -> str:
             raise refused(
                 package, f"its op {name} names the input {wanted!r}; its reference has {', '.join(op.inputs)}"
             )
+    activations = [op.inputs[port] for port in op.data]
+    for tied in op.same_scale:
+        if tied not in activations:
+            raise refused(package, f"its op {name} ties {tied!r} to its result (same_scale); legal are its activations "
+                          f"{', '.join(activations)}")  # fmt: skip
     if not op.data:
         raise refused(package, f"its op {name} reads no activation; legal is a reference with an input that is neither "
                       "`weight` nor in `constants`")  # fmt: skip

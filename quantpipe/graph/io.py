@@ -76,11 +76,20 @@ def readable(path: Path) -> Iterator[None]:
 def file_hash(path: Path, model: ir.Model) -> str:
     """Return `sha256:` of the file's bytes, and of its external data files where it has any, read in pieces."""
     digest = hashlib.sha256()
-    for file in [path, *sorted({Path(tensor.path) for tensor in external_tensors(model)})]:
+    for file in _files(path, model):
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)
     return f"sha256:{digest.hexdigest()}"
+
+
+def file_bytes(path: Path, model: ir.Model) -> int:
+    """Return the bytes of the file, and of its external data files where it has any."""
+    return sum(file.stat().st_size for file in _files(path, model))
+
+
+def _files(path: Path, model: ir.Model) -> list[Path]:
+    return [path, *sorted({Path(tensor.path) for tensor in external_tensors(model)})]
 
 
 def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:

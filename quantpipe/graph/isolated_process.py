@@ -74,7 +74,7 @@ def apart(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits
 
 
 def _in_child(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits, where: str) -> T:
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where the descriptor was closed at the start
         stream.flush()
     source, target = os.pipe()
     with warnings.catch_warnings():

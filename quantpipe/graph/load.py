@@ -25,7 +25,16 @@ from quantpipe.graph.fixed import fix_inputs, fixed_hash, free_first_axes
 from quantpipe.graph.fused import refuse_undefined
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
-from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
+from quantpipe.graph.io import (
+    RESIDENT_MB,
+    STAGE,
+    check_external,
+    file_bytes,
+    file_hash,
+    load_external,
+    read_model,
+    readable,
+)
 from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes
@@ -97,7 +106,7 @@ def read_graph(
     what a quantized model passes on. `random` replaces ops that draw random numbers. `free_batch` declares the first
     axis of inputs free, whatever the file declares. Raises ModelError for a model that cannot be quantized.
     """
-    given, model_hash = _read(path, resident_mb, fixed or {})
+    given, model_hash, size = _read(path, resident_mb, fixed or {})
     with readable(path):
         freed = free_first_axes(given) if free_batch else 0
         noise = without_chance(given, random, path)
@@ -108,7 +117,8 @@ def read_graph(
     with readable(path):
         whole, halves = to_single(given, str(path))
         real = behind(whole, keep)
-    return RawModel(view(real.model, model_hash, str(path), given=halves.given), given, halves, real, noise, freed)
+    graph = replace(view(real.model, model_hash, str(path), given=halves.given), file_bytes=size)
+    return RawModel(graph, given, halves, real, noise, freed)
 
 
 def clean_graph(
@@ -145,7 +155,9 @@ def clean_graph(
         log.warning("%s", note)
     graph = view(unpack(found.model, single), own_hash, where, found.notes, given=raw.halves.given)
     as_given = single if own_hash != original.model_hash else None
-    graph = replace(_with(graph, found.measured), as_given=as_given, halves=raw.halves.tensors)
+    graph = replace(
+        _with(graph, found.measured), as_given=as_given, halves=raw.halves.tensors, file_bytes=original.file_bytes
+    )
     return raw.real.found(original, graph)
 
 
@@ -186,10 +198,10 @@ def load_as_written(
     Functions are written out, constants have one form, and nodes without a name get one. Parameters are as in
     `load_graph`. The result has the shapes and dtypes of one real run.
     """
-    raw, model_hash = _read(path, resident_mb, fixed or {})
+    raw, model_hash, size = _read(path, resident_mb, fixed or {})
     with readable(path):
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
-        graph = view(raw, model_hash, str(path))
+        graph = replace(view(raw, model_hash, str(path)), file_bytes=size)
     feeds = example(graph)
 
     def work(tell: Tell) -> MeasuredTensors:
@@ -204,12 +216,12 @@ def _with(graph: Graph, found: MeasuredTensors) -> Graph:
     return replace(graph, shapes=found.shapes, dtypes=found.dtypes, largest=found.largest)
 
 
-def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:
-    """Return (the model with every node named, its hash)."""
+def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str, int]:
+    """Return (the model with every node named, its hash, the bytes of its files)."""
     raw = read_model(path)
     with readable(path):
         check_external(raw, path)
-        model_hash = fixed_hash(file_hash(path, raw), fixed)
+        model_hash, size = fixed_hash(file_hash(path, raw), fixed), file_bytes(path, raw)
         load_external(raw, path, resident_mb << 20)
         fix_inputs(raw, fixed)
         leave_to_plug_ins(raw, path)
@@ -218,4 +230,4 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
         name_nodes(raw)
         if not view(raw, model_hash, str(path)).inputs:
             raise ModelError("it has no input that samples could be given to", stage=STAGE, where=str(path))
-    return raw, model_hash
+    return raw, model_hash, size

@@ -106,6 +106,8 @@ class Graph:
     """Tensors that the file holds in float16, by their names there."""
     as_given: ir.Model | None = field(default=None, repr=False)
     """The model before its recurrent layers were written as steps or loops; None where there are none."""
+    file_bytes: int = 0
+    """The bytes of the user's file and its external data; 0 for a graph that was made in memory."""
 
     @property
     def timed(self) -> ir.Model:

@@ -57,7 +57,7 @@ def _named(data: Data, name: str) -> Data:
 
 
 def _laid_over(base: Data, data: Data, base_name: str, reader: Reader) -> dict[str, Any]:
-    found = dict(base)
+    found = {key: value for key, value in base.items() if key != "device"}
     gone: set[str] = set()
     for key, value in spread(data).items():
         if key == LIKE:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from quantpipe.errors import nearest
+from quantpipe.hardware.chip import read_chip
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
@@ -80,6 +81,7 @@ OPTIONAL = (
     "types",
     "tables",
     "recurrent",
+    "device",
 )
 LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
@@ -145,6 +147,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         loads=_loads(reader, data.get("loads", ())),
         tables=read_tables(reader, data),
         recurrent=read_recurrent_limits(reader, data),
+        device=read_chip(reader, data),
     )
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)

@@ -38,6 +38,7 @@ def _rule(op: DeviceOp, name: str) -> OpRule:
         macs=partial(_macs, op, name),
         channel_axis=partial(_axis, op),
         fixed=op.fixed,
+        tied=tuple(op.inputs.index(name) for name in op.same_scale),
     )
 
 

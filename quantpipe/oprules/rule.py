@@ -122,6 +122,8 @@ class OpRule:
     """Ways to form a LOOKUP or a ROWS in integers, which `functions:` in a hardware file may name."""
     unasked: NodeText = never
     """Why signatures that say no `when` leave this very node alone, or None: a file must ask for it."""
+    tied: tuple[int, ...] = ()
+    """Of a DEVICE op: ports that are stored as the result is."""
     selects: bool = False
     """Of a MOVE: whether values of its operands may be left out of the result, so that its range need not be theirs."""
     table: NodeText = no_table

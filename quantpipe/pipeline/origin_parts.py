@@ -19,7 +19,7 @@ from quantpipe.types import FloatType, HardwareSpec
 KINDS = "annotate.choices"
 """The part that names which kinds of choices are on offer: of them the topology follows from the structural ones."""
 
-_WORDS = ("description", "source")
+_WORDS = ("description", "source", "device")
 """Of a device: what is said of it, and decides nothing."""
 _OF_ONE_MODEL = ("placed", "joined")
 """Of a device: what annotation adds for the model at hand."""

@@ -64,6 +64,7 @@ class RunFolder:
     PLACES = (
         "annotate", "calibrate", "precision", "search", "search/front", "recover", "recover/partial",
         "recover/finalists/*/recover", "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
+        "vectors", "vectors/*", "vectors/*/*", "vectors/*/*/*",
     )  # fmt: skip
     """Folders that files are written to, below `root`."""
 

@@ -234,7 +234,7 @@ def describe_model(
     """Return sizes, operations and bits of the model, for the report."""
     integer = sum(topology.node_conds.values())
     return {
-        "float_bytes": model_size(graph.model),
+        "float_bytes": graph.file_bytes if graph.imported is None else model_size(graph.model),
         "realized_bytes": model_size(realized.model),
         "macs": sum(macs(node, graph) for node in graph.nodes),
         "bops": COSTS["bops"](topology, graph, spec, strategy.bits),

@@ -42,6 +42,7 @@ def _summary(fit: Mapping[str, Any]) -> Table:
     )
     table.caption, table.caption_justify = Text(sentence, style=tone), "left"
     rows = (
+        *([("device", chip_line(fit["device"]))] if fit["device"] else []),
         ("nodes in integers", f"{fit['integer_nodes']} of {fit['nodes']}"),
         ("nodes that compute shapes or indices", text.number(fit["arithmetic_on_shapes"])),
         ("multiply-accumulates in integers", text.percent(fit["mac_share"])),
@@ -52,10 +53,16 @@ def _summary(fit: Mapping[str, Any]) -> Table:
         ("work added by channel alignment", text.percent(fit["alignment"] - 1)),
         ("device cycles per sample, at the most bits", text.count(fit["cycles"])),
         *([("seconds per sample at the device's clock", text.number(fit["seconds"]))] if fit["seconds"] else []),
+        *([] if fit["loads"] else [("forms that its tool chain loads", "none known")]),
     )
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def chip_line(chip: Mapping[str, str]) -> str:
+    """Return `device` of a hardware file in one line; the name alone where no provider makes it."""
+    return chip["chip"] if chip["provider"] == "none" else f"{chip['chip']} ({chip['provider']}, {chip['type']})"
 
 
 def _refused(refused: Sequence[Mapping[str, Any]], where: str) -> Table:

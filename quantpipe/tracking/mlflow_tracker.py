@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from quantpipe.tracking.tags import EXPERIMENT_TAGS, VIEW, VIEW_TAG, standard_ta
 
 _log = logging.getLogger(__name__)
 _FAILURES_BEFORE_SILENCE = 2
+_HANGING_SECONDS = 15.0
+"""A call that fails after so long was not answered: the next ones would take as long."""
 _OPEN_SECONDS = 30.0
 """Until a store that is no file must have opened a run."""
 _STATUSES = ("FINISHED", "FAILED", "KILLED")
@@ -105,6 +108,7 @@ class MlflowTracker:
         self._opened: str | None = None
         self._owned = self._ended = self._left_out = False
         self._failures = 0
+        self._hangs = False
         self._record = RecordFile(None)
 
     @property
@@ -272,7 +276,9 @@ class MlflowTracker:
             return
         self._failures = 0  # however often it failed before, the run should not stay open
         self._record.note(complete=status == "FINISHED" and not self._left_out)
-        self._attempt("closing the run", lambda filing: self._client.set_terminated(filing.run_id, status))
+        patience = _HANGING_SECONDS if self._hangs else None
+        close = self._client.set_terminated
+        self._attempt("closing the run", lambda filing: within(patience, lambda: close(filing.run_id, status)))
         reached = not self._failures
         store, parent = self._address, self.config.parent_key
         if reached and store is not None and parent is not None and "MLFLOW_RUN_ID" not in os.environ:
@@ -336,14 +342,19 @@ class MlflowTracker:
     # ------------------------------------------------------------ helpers
 
     def _attempt(self, what: str, action: Callable[[Filing], object]) -> None:
-        """Do it if there is a run to log to. A failure is a warning; after two in a row nothing more is tried."""
+        """Do it if there is a run to log to, and warn of failures.
+
+        After two in a row, or one that took long, nothing more is tried.
+        """
         if self._filing is None or self._failures >= _FAILURES_BEFORE_SILENCE:
             self._left_out |= self._filing is not None
             return
+        begin = time.monotonic()
         try:
             action(self._filing)
         except Exception as error:  # whatever it is: the results are in the run folder, and tracking must not lose them
-            self._failures += 1
+            self._hangs = time.monotonic() - begin >= _HANGING_SECONDS
+            self._failures = _FAILURES_BEFORE_SILENCE if self._hangs else self._failures + 1
             self._left_out = True
             silent = self._failures >= _FAILURES_BEFORE_SILENCE
             rest = "nothing more is sent there" if silent else "the run goes on"

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
+from quantpipe.types.chip import Chip
 from quantpipe.types.dtype import DType
 from quantpipe.types.loops import RecurrentLimits
 from quantpipe.types.tables import TableLimits
@@ -328,6 +329,7 @@ class HardwareSpec:
     """The types in which nodes left in float may compute (`annotate.float_type`)."""
     functions: Mapping[str, FunctionKind] = field(default_factory=dict)
     """Op -> how the device forms it; ops that are not named are tables where the device multiplies or shifts."""
+    device: Chip | None = None
     channel_bounds: bool = False
     """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
     runs_here: bool = False

@@ -5,6 +5,7 @@ Their sums are read off the graph, and what follows is run on every accumulator 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -92,13 +93,8 @@ class Written:
 
     def _data(self, node: onnx.NodeProto, tensor: str) -> Ints:
         """What a product takes of each code of its data operand, less its zero point, `[N]`."""
-        value = node.input[0]
-        source = self.model.producer.get(value)
-        while source is not None and source.op_type == "Slice" and value not in self.stops:
-            self.model.see(source)  # some of the input channels: the parts are joined again below
-            for extra in source.input[1:]:
-                self.model.constant(extra)
-            value, source = source.input[0], self.model.producer.get(source.input[0])
+        cut = self._cut(node)
+        value = node.input[0] if cut is None else cut.input[0]
         found = self.model.run(value, {self.numbers.value(tensor): self.numbers.codes(tensor)})
         whole = np.rint(found.astype(np.float64)).astype(np.int64)
         expect(np.array_equal(whole, found), node.name, "it reads something else than integers")
@@ -124,8 +120,12 @@ class Written:
         if heads[0].op_type == "ConvTranspose":
             (_, parts), *more = groups.values()
             expect(not more, self.node, "its parts read different integers")
-            order = [self._start(n) for n in heads]
-            weight = np.concatenate([parts[i] for i in np.argsort(order)], axis=0)
+            order = np.argsort([self._part(n)[0] for n in heads])
+            weight = np.concatenate([parts[i] for i in order], axis=0)
+            read = [self._part(heads[i]) for i in order]
+            sizes = np.cumsum([0, *(len(parts[i]) for i in order)]).tolist()
+            expect(len(heads) == 1 or read == list(itertools.pairwise(sizes)), self.node,
+                   f"its parts read the channels {read}, their weights are those of others")  # fmt: skip
             table = next(iter(groups.values()))[0]
             expect(np.array_equal(table, centred), self.node, "it does not take the zero point off its data")
             return weight
@@ -142,11 +142,22 @@ class Written:
             expect(same, self.node, "its parts have different weights")
         return np.asarray(weights[unit])
 
-    def _start(self, node: onnx.NodeProto) -> int:
-        source = self.model.producer.get(node.input[0])
-        if source is None or source.op_type != "Slice":
-            return 0
-        return int(self.model.constant(source.input[1]).reshape(-1)[0])
+    def _cut(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The Slice by which a part of a transposed convolution reads some of the input channels."""
+        cut: onnx.NodeProto | None = self.model.producer.get(node.input[0])
+        if cut is None or cut.op_type != "Slice" or node.op_type != "ConvTranspose" or node.input[0] in self.stops:
+            return None
+        self.model.see(cut)
+        return cut
+
+    def _part(self, node: onnx.NodeProto) -> tuple[int, int]:
+        """(first, end) of the input channels that a product reads; (0, 0) for all."""
+        cut = self._cut(node)
+        if cut is None:
+            return 0, 0
+        start, end, *along = (self.model.constant(i).reshape(-1).tolist() for i in cut.input[1:])
+        expect(along == [[1]] and len(start) == len(end) == 1, cut.name, "it does not cut a row of channels out")
+        return start[0], end[0]
 
     def _bias(self, found: Ints) -> Ints:
         """|bias| per channel; Wrong where it is not that of plan.json."""

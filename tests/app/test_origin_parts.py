@@ -74,7 +74,7 @@ def test_every_field_of_a_device_but_words_counts(base: Settings) -> None:
     halves = (FloatType.FLOAT32, FloatType.FLOAT16)
     held = part(replace(base, spec=replace(base.spec, qdq_bias=DType.FLOAT32, float_types=halves)), "hardware")
     names = {field.name for field in dataclasses.fields(base.spec)}
-    assert names - set(held) == {"description", "source", "placed", "joined"}
+    assert names - set(held) == {"description", "source", "device", "placed", "joined"}
 
 
 def test_fields_that_came_later_are_left_out_while_they_say_what_was_so_before(base: Settings) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+import rich.console
+
+from quantpipe.check import check
 from quantpipe.check.forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.c import runner
 from quantpipe.realize.qonnx.form import written
-from tests.ops.line import CONF, Line, Net, hardware, line
+from quantpipe.report.compatibility import fit_tables
+from tests.ops.line import CONF, Line, Net, hardware, hardware_data, line
 from tests.realize.executed import run_c
 
 SHIPPED = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml"))
@@ -59,3 +64,28 @@ def test_qonnx_is_exact_where_scales_are_powers_of_two(name: str, exact: bool) -
     (row,) = loaded_forms(made.graph, made.topology, made.spec)
     assert row.exact is exact and holds(made, "qonnx") is exact
     assert exact or "float values are between its integers" in str(row.why)
+
+
+@pytest.mark.parametrize("name", ["tflite_int8", "tflite_16x8", "tflite_xnnpack"])
+def test_tflite_is_exact_where_the_kernels_of_litert_narrow_alike(name: str) -> None:
+    made = line(small(), name)
+    (row,) = (r for r in loaded_forms(made.graph, made.topology, made.spec) if r.form == "tflite")
+    assert row.exact is True, row
+    ops = hardware_data(name)["ops"]
+    dense = {"in": ops["Gemm"][0]["in"], "out": ops["Gemm"][0]["out"]}
+    other = line(
+        small(),
+        hardware(name, ops=ops | {"Gemm": [{**dense, "requantize": {"kind": "fixed_point", "rounding": "double"}}]}),
+    )
+    (row,) = (r for r in loaded_forms(other.graph, other.topology, other.spec) if r.form == "tflite")
+    assert row.exact is False and "(Gemm) is stated as fixed_point, rounding double" in str(row.why)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("ascend_acl", True), ("fbgemm", True), ("ort_cpu", False)])
+def test_a_tool_chain_that_loads_no_form_is_named(name: str, shown: bool) -> None:
+    made = line(small(), name)
+    out = io.StringIO()
+    rich.console.Console(file=out, width=120).print(
+        fit_tables(check(made.graph, made.topology, made.spec, made.schema).as_dict())
+    )
+    assert ("none known" in out.getvalue()) is shown

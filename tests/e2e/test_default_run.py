@@ -14,7 +14,7 @@ from quantpipe.artifacts import read_origin
 from quantpipe.data import DigitsDataset
 from quantpipe.types import TensorInfo
 from tests.e2e.conftest import DefaultRun
-from tests.e2e.program import Program, read
+from tests.e2e.program import ROOT, Program, read
 
 LAYOUT = (
     "annotate/topology.json",
@@ -77,7 +77,7 @@ def test_every_artifact_carries_its_origin(default_run: DefaultRun) -> None:
 
 
 def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> None:
-    report = default_run.result.report
+    report, folder = default_run.result.report, default_run.result.folder
     for part in ("float", "simulated", "realized"):
         assert set(report["metrics"][part]) == {"top1", "kl", "sqnr_db", "cosine"}
     for part, keys in KEYS.items():
@@ -100,7 +100,8 @@ def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> No
     assert "points, cost cycles (objective.cost=auto: what ort_cpu pays)" in default_run.result.err
     assert report["model"]["mean_weight_bits"] == report["model"]["mean_activation_bits"] == 8
     assert (report["model"]["integer_nodes"], report["model"]["float_nodes"]) == (23, 0)
-    assert report["model"]["realized_bytes"] < report["model"]["float_bytes"]
+    files = {"float_bytes": ROOT / "quantpipe/assets/digits.onnx", "realized_bytes": folder / "realize/model.onnx"}
+    assert {key: report["model"][key] for key in files} == {key: path.stat().st_size for key, path in files.items()}
     assert report["float_nodes"] == report["rescales"] == report["warnings"] == []
     assert report["host"] is None and "VNNI" not in default_run.result.err
     assert {"tensor", "sqnr_db", "rounding", "saturation", "overflow"} <= set(report["layers"][0])

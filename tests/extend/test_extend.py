@@ -20,7 +20,7 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.oprules import OP_RULES
 from quantpipe.realize import BACKENDS, Integer
 from quantpipe.testing import check_extension, check_model, installed
-from quantpipe.types import Range
+from quantpipe.types import Quantizer, Range
 from tests.extend.example import DOMAIN, FOLDER, hardware, net
 from tests.ops.line import Net
 
@@ -132,6 +132,8 @@ def named(function: onnx.FunctionProto, domain: str) -> onnx.FunctionProto:
         (Extension((GATE, GATE)), r"two ops example\.npu\.Gate"),
         (Extension((replace(GATE, weight="w"),)), r"names the input 'w'; its reference has x, g"),
         (Extension((replace(GATE, constants=("x", "g")),)), "reads no activation"),
+        (Extension((replace(GATE, same_scale=("y",)),)), r"ties 'y' to its result \(same_scale\); legal .* x, g"),
+        (Extension((replace(GATE, constants=("g",), same_scale=("g",)),)), "ties 'g' .* activations x$"),
         (Extension((replace(GATE, integers=named(INTEGERS, "other")),)), "has the domain 'other'"),
         (Extension((replace(GATE, integers=GATE.reference, device=changed(INTEGERS, "Gate", lambda f: None)),)),
          "two functions|the name of its reference"),
@@ -145,6 +147,32 @@ def test_extensions_that_cannot_be_installed(extension: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=f"faulty: .*({text})"):
         check_extension(extension, package="faulty")
     assert not extend.installed()
+
+
+@pytest.mark.parametrize("tied", [(), ("x",), ("g",), ("x", "g")])
+def test_inputs_that_an_op_ties_are_stored_as_its_result(tied: tuple[str, ...]) -> None:
+    sites: list[extend.Site] = []
+
+    def watched(site: extend.Site) -> extend.Numbers:
+        sites.append(site)
+        return GATE.numbers(site)
+
+    check(replace(GATE, numbers=watched, same_scale=tied), CONV_HARD_SWISH)
+    assert sites
+    for site in sites:
+        same = {name for name, q in site.operands.items() if as_stored(q) == as_stored(site.result)}
+        assert same == {*tied}
+
+
+def as_stored(q: Quantizer) -> tuple[Any, ...]:
+    return float(q.scale), q.zero_point, q.bits, q.dtype
+
+
+def test_a_tie_between_two_types_is_rejected() -> None:
+    ops = hardware()["ops"] | {f"{DOMAIN}.Gate": [{"in": ["uint8", "uint8"], "out": ["int8"]}]}
+    extension = Extension((replace(GATE, same_scale=("g",)), CONV_HARD_SWISH, SQUASH))
+    with pytest.raises(ConfigError, match=r"ops\.example\.npu\.Gate: .* has uint8 for the one and int8 for the other"):
+        check_model(net(squash=False), hardware(ops=ops), extension, package="faulty", forms=["integer"])
 
 
 def test_two_packages_with_one_op() -> None:

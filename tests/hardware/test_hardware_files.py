@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.hardware.like import taken_over
 from quantpipe.hardware.load import FIELDS, load_hardware
 from quantpipe.hardware.schemas import legal_schemas, resolve_schema
+from quantpipe.report.compatibility import chip_line
 from quantpipe.types import Granularity, PowerOfTwo, RequantizeKind, Symmetry
 from tests.ops.line import CONF, hardware, hardware_data, schema_for, schemas
 
@@ -313,3 +316,32 @@ def test_the_form_follows_every_kernel() -> None:
     spec = load_hardware(data)
     assert spec.realize == "integer"
     assert [how.rounding for how in spec.requantizations] == ["half_even", "floor"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_file_names_its_chip_as_the_table_does(name: str) -> None:
+    chip = hardware(name).device
+    assert chip is not None and chip.chip and (chip.provider == "none") <= (chip.type in ("none", "npu", "fpga"))
+    page = (CONF.parent / "docs" / "hardware.md").read_text(encoding="utf-8").split("## Shipped targets")[1]
+    assert f"| `{name}` | {chip_line(asdict(chip))} |" in page
+
+
+WRONG_CHIPS = {
+    "no section": ("fpga", "device must be a mapping of type, provider, chip, not 'fpga'"),
+    "no chip": ({"type": "npu", "provider": "Arm"}, "device.chip is missing"),
+    "no text": ({"type": "npu", "provider": 5, "chip": "x"}, "device.provider is 5"),
+    "unknown type": ({"type": "npv", "provider": "x", "chip": "x"}, "device.type is 'npv'.*npu.* legal are cpu, gpu"),
+    "unknown field": ({"type": "npu", "provider": "x", "chip": "x", "clock": 1}, "clock"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CHIPS)
+def test_a_wrong_chip_is_named(case: str) -> None:
+    given, said = WRONG_CHIPS[case]
+    with pytest.raises(HardwareError, match=said):
+        hardware("vta", device=given)
+
+
+def test_a_file_like_another_one_is_another_chip() -> None:
+    found = taken_over({"like": "vta", "name": "own", "source": "a test", "unify": "min_scale"}, hardware_data)
+    assert load_hardware(found).device is None

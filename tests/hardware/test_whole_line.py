@@ -124,3 +124,19 @@ def test_parts_can_be_kept_in_float_by_pattern(name: str) -> None:
 def test_real_models(name: str, model: str) -> None:
     graph = zoo_graph(model)
     check(line(graph, name, samples=samples_for(model, graph)), name)
+
+
+def test_the_academic_setting_is_that_of_papers() -> None:
+    """One symmetric scale per weight, unsigned inputs after a Relu, 8 bits in the first and the last layer."""
+    made = digits_line("academic")
+    plan, ranges = made.plan(4), made.strategy(4).ranges
+    assert {k.op for k in made.topology.kernels} == {"Conv", "Gemm"}
+    assert all(w.axis is None and not w.has_zero_point for w in plan.weights.values())
+    low = {t: ranges[g.key].low for g in made.topology.groups for t in g.tensors}
+    layers = [k for k in made.topology.kernels if k.weight is not None]
+    for kernel in layers:
+        q, weight = plan.quantizers[kernel.operands[0].tensor], plan.weights[kernel.weight or ""]
+        bits = 8 if kernel in (layers[0], layers[-1]) else 4
+        assert (q.bits, weight.bits) == (bits, bits)
+        assert q.zero_point == (0 if low[q.tensor] < 0 else q.qmin)
+    assert len({low[k.operands[0].tensor] >= 0 for k in layers}) == 1 and len(layers) > 4  # all of them follow a Relu

@@ -26,12 +26,14 @@ from quantpipe.intmath import requantize_fixed_point
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.container import packed
+from quantpipe.realize.tflite.form import kernels_of
 from quantpipe.realize.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
+from quantpipe.realize.tflite.litert_kernels import departures
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner, told_by
 from quantpipe.realize.tflite.write import TfliteFile, write_model
 from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
-from tests.ops.line import Line, Net, hardware, line, load, normal_samples
+from tests.ops.line import Line, Net, hardware, hardware_data, line, load, normal_samples
 from tests.ops.test_every_op import line_of
 
 pytestmark = pytest.mark.usefixtures("litert_here")
@@ -284,6 +286,48 @@ def test_another_weight_is_found() -> None:
     planted = write_model(made.graph, made.topology, other, whole=True)
     count, _ = differing(made, plan, content=planted.content)
     assert count.differing > 0 and count.first is not None
+
+
+@pytest.mark.sliced(20)
+@pytest.mark.parametrize("device", ["tflite_int8", "tflite_16x8", "tflite_xnnpack"])
+@pytest.mark.parametrize("name", CASES)
+def test_shipped_devices_narrow_as_the_kernels_do(name: str, device: str) -> None:
+    try:
+        made = line_of(name, device, "auto")
+        plan = made.plan()
+    except HardwareError:
+        pytest.skip("the device does not run it")
+    assert departures(kernels_of(plan), made.graph, made.topology, plan) is None
+
+
+TWICE = {"kind": "fixed_point", "rounding": "double"}
+DENSE = {
+    "pattern": {"y": "Gemm(x, w, ...)", "z": "Relu(y)"},
+    "types": dict.fromkeys("xwyz", "int8"),
+    "requantize": {"y": TWICE},
+}
+OTHERWISE: dict[str, Any] = {
+    "own": {"ops": {"Gemm": [{"in": ["int8", "int8"], "out": ["int8"]}]}},
+    "pattern": {"fuse": [], "kernels": {"dense": DENSE}},
+    "away": {"requantize": {"kind": "fixed_point", "rounding": "single_away"}},
+}
+
+
+@pytest.mark.parametrize("change", OTHERWISE)
+def test_kernels_that_round_otherwise_are_not_called_exact(change: str) -> None:
+    """What LiteRT computes differs there, and the form names the kernels before anything is compared."""
+    net = Net(seed=2)
+    maps = net.node("Relu", net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3))
+    net.output(net.node("Relu", net.dense(net.node("Flatten", maps), 64, 40, name="dense")))
+    changed = OTHERWISE[change]
+    if "ops" in changed:
+        changed = {"ops": hardware_data("tflite_int8")["ops"] | changed["ops"]}
+    made = line(net, hardware("tflite_int8", **changed))
+    plan = made.ties()
+    reason = str(departures(kernels_of(plan), made.graph, made.topology, plan))
+    assert "LiteRT's kernels round otherwise" in reason and ("dense (Gemm)" in reason) == (change != "away")
+    count, _ = differing(made, plan)
+    assert count.differing > 0
 
 
 def test_every_node_that_it_cannot_hold_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,14 @@ RUN = {
 
 @dataclass
 class FakeServer:
-    """Listens on `port`. `sent`: path and body of each request; `authorizations`: the headers that let it in."""
+    """Listens on `port`. `sent`: path and body of each request; `authorizations`: the headers that let it in.
+
+    After `answers` requests it takes more of them and gives no answer until it is closed.
+    """
 
     port: int
+    answers: float = math.inf
+    closing: threading.Event = field(default_factory=threading.Event)
     sent: list[bytes] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
 
@@ -29,7 +35,7 @@ class FakeServer:
 
 
 @contextmanager
-def fake_server() -> Iterator[FakeServer]:
+def fake_server(answers: float = math.inf) -> Iterator[FakeServer]:
     found: list[FakeServer] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -37,6 +43,9 @@ def fake_server() -> Iterator[FakeServer]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             found[0].sent.append(f"{self.command} {self.path}\n".encode() + body)
             found[0].authorizations.add(self.headers.get("Authorization") or "")
+            if len(found[0].sent) > found[0].answers:
+                found[0].closing.wait()
+                return
             text = json.dumps(reply(self.path)).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -49,12 +58,13 @@ def fake_server() -> Iterator[FakeServer]:
         def log_message(self, *_: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.append(FakeServer(server.server_port))
+    found.append(FakeServer(server.server_port, answers))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield found[0]
     finally:
+        found[0].closing.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from quantpipe.errors import ConfigError
-from quantpipe.tracking import address
+from quantpipe.tracking import MlflowTracker, address, mlflow_tracker
 from quantpipe.tracking.setup import within
+from tests.tracking.fake_server import fake_server
 
 
 @pytest.fixture
@@ -47,3 +48,24 @@ def test_what_hangs_elsewhere_is_left_behind() -> None:
     within(None, lambda: done.append(1))
     within(5, lambda: done.append(2))
     assert done == [1, 2]
+
+
+def test_a_server_that_hangs_after_the_start_is_asked_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(mlflow_tracker, "_HANGING_SECONDS", 0.8)
+    with fake_server() as server:
+        with MlflowTracker(server.uri(), launch_folder=tmp_path) as tracker:
+            tracker.start("run", {"a": "1"}, {})
+            asked = server.answers = len(server.sent)
+            begin = time.monotonic()
+            for number in range(5):
+                tracker.log_metrics({"a": float(number)})
+                tracker.set_tags({"b": str(number)})
+        assert time.monotonic() - begin < 5
+        assert len(server.sent) - asked == 2 and tracker.incomplete  # metrics, and the end of the run
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("quantpipe")]
+    assert len(said) == 2 and "nothing more is sent there" in said[0] and "closing the run failed" in said[1]

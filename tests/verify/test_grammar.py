@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.errors import ArtifactError
 from quantpipe.verify import verify_folder
-from tests.ops.line import Line, Net, line
+from tests.ops.line import Line, Net, hardware, hardware_data, line
 from tests.verify.folders import changed, digits_line, read, refreshed, write
 from tests.verify.forgeries import REAL, STRUCTURES, Forgery, in_a_foreign_domain, node_of
 
@@ -165,6 +165,56 @@ def test_a_square_weight_that_is_read_the_other_way_is_found(form: str, tmp_path
             held.i = 1 - held.i
 
     assert "its weights are not those" in forged(root, flip)
+
+
+def split_over_channels(root: Path) -> Path:
+    """A transposed convolution whose sums float32 does not hold, so that it is written in parts of its channels."""
+    rows = {"ConvTranspose": [{"in": ["int16", "int8"], "out": ["int16"]}]}
+    net = Net(8)
+    up = net.node("ConvTranspose", net.input(None, 7, 7, 7), net.signs(7, 3, 1, 1, scale=0.3), name="mid")
+    net.output(net.conv(up, 3, 2, name="last"))
+    made = line(net, hardware("mixed_npu", ops=rows | hardware_data("mixed_npu")["ops"]))
+    return write(made, made.plan(16), "integer", root)
+
+
+CUTS: dict[str, tuple[Any, ...]] = {
+    "axis": (3, [2]),
+    "start": (1, [0]),
+    "end": (2, [7]),
+    "step": (4, [2]),
+}
+
+
+@pytest.mark.parametrize("side", CUTS)
+def test_parts_of_the_channels_are_those_that_the_weights_belong_to(side: str, tmp_path: Path) -> None:
+    root = split_over_channels(tmp_path / "run")
+    assert verify_folder(root).wrong is None
+    port, other = CUTS[side]
+
+    def cut_elsewhere(model: onnx.ModelProto) -> None:
+        cuts = [n for n in model.graph.node if n.op_type == "Slice"]
+        assert len(cuts) >= 2
+        for number, node in enumerate(cuts if side != "start" else cuts[-1:]):
+            while len(node.input) <= port:
+                node.input.append("")
+            node.input[port] = f"other{number}"
+            model.graph.initializer.append(numpy_helper.from_array(np.array(other, np.int64), f"other{number}"))
+
+    assert "channels" in forged(root, cut_elsewhere)
+
+
+@pytest.mark.parametrize("spec", ["vta", "esp32p4"])
+def test_a_product_of_all_channels_reads_no_part(spec: str, copies: Copies) -> None:
+    def turned(model: onnx.ModelProto) -> None:
+        """One kernel reads its maps upside down."""
+        node = next(n for n in model.graph.node if n.op_type in ("ConvInteger", "MatMulInteger"))
+        cut = helper.make_node("Slice", [node.input[0], "from", "to", "along", "by"], ["turned"], name="turn")
+        for name, value in (("from", -1), ("to", -(1 << 40)), ("along", 2), ("by", -1)):
+            model.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), name))
+        model.graph.node.insert(list(model.graph.node).index(node), cut)
+        node.input[0] = "turned"
+
+    assert "turn" in forged(copies(spec, "integer"), turned)
 
 
 # --- what is in float -------------------------------------------------------------------------------------------------

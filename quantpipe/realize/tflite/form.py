@@ -17,6 +17,7 @@ from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import PREFIX, Provenance
 from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.howto import howto
+from quantpipe.realize.tflite.litert_kernels import departures
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import TfliteFile, write_model
 from quantpipe.types import QuantPlan, RequantizeKind, Topology
@@ -53,7 +54,8 @@ class TfliteForm:
             given=made.preprocessing,
             kernels=kernels_of(plan),
         )
-        return WrittenForm({self.file: written.content}, _facts(written), said)
+        reason = departures(kernels_of(plan), graph, topology, plan)
+        return WrittenForm({self.file: written.content}, _facts(written), said, inexact=reason)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Return a runner of the file in a folder; the other kernels run too, but decide nothing."""
