@@ -28,7 +28,7 @@ from tests.ops.line import Net
 
 pytest.importorskip("torch")
 
-BITS = ("hardware=tensorrt", "hardware.weights.bits=4", "hardware.activations.bits=4")
+BITS = ("objective.tolerance=9", "hardware=tensorrt", "hardware.weights.bits=4", "hardware.activations.bits=4")
 SAMPLES = tuple(f"dataset.samples.{part}=32" for part in ("calibrate", "search", "evaluate"))
 FEW = (*BITS, *SAMPLES, "dataset.samples.train=128", "evaluate.agreement_samples=4", "evaluate.layer_samples=4")
 LSQ = (*FEW, "train=lsq", "train.epochs=6", "train.learning_rate=1e-3", "train.scale_rate=1e-2")
@@ -58,7 +58,7 @@ def test_the_report_holds_note_and_curve(whole: tuple[Result, list[str]]) -> Non
     assert len(row["curve"]) == 6 and row["curve"][-1] < row["curve"][0]
     assert row["on"].startswith("10 of 10 weights, 11 of 11 ranges, 6 epochs, loss of the epochs ")
     assert result.report["agreement"]["differing"] == 0
-    record = read(result.folder / "data.json")["splits"]
+    record = read(result.folder / "data.json")
     assert record["train"]["samples"] == 128 and record["calibrate"]["samples"] == 32
     first = record["train"]["indices"][0][0]
     assert first == record["calibrate"]["indices"][0][0]
