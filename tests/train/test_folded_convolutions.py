@@ -48,7 +48,8 @@ CHANNELS = 4
 
 def pointwise(data: Array, weight: Array) -> Array:
     """A convolution with a kernel of one element, `[N, C, L]` times `[O, C, 1]`."""
-    return np.einsum("ncl,oc->nol", data, weight[:, :, 0])
+    found: Array = np.einsum("ncl,oc->nol", data, weight[:, :, 0])
+    return found
 
 
 def gridded(weight: Array, scale: Array) -> Array:
@@ -353,8 +354,8 @@ def assert_learns_scales_as_lsq() -> None:
 def assert_zero_points_are_integers() -> None:
     schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
     found = Range(-1.0, 2.2)
-    ends = (torch.tensor(end, dtype=torch.float64) for end in (found.low, found.high))
-    grid = range_parameters.GroupGrid(8, DType.UINT8, schema).grid(*ends, torch.zeros(()))
+    low, high = (torch.tensor(end, dtype=torch.float64) for end in (found.low, found.high))
+    grid = range_parameters.GroupGrid(8, DType.UINT8, schema).grid(low, high, torch.zeros(()))
     assert float(grid.zero) == intmath.scale_zero_point(found, 8, DType.UINT8, schema)[1]
 
 
