@@ -118,7 +118,7 @@ def cells(models: Sequence[str], algorithms: Sequence[str], seeds: Sequence[int]
         if a != "recovery" or s == seeds[0]
     ]
     found += [
-        {"model": m, "device": "ascend_acl", "algorithm": a, "fold": f, "parts": p, "seed": s}
+        {"model": m, "device": "tensorrt", "algorithm": a, "fold": f, "parts": p, "seed": s}
         for m in models
         for s in seeds
         for a in FOLDED
@@ -170,7 +170,7 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
             lines.append("| " + " | ".join([*row, text(means)]) + " |")
         folds = [c for c in own if c["fold"] != 0]
         if folds:
-            lines += ["", "Folding (ascend_acl, from rounding to the nearest, without recovery):", "",
+            lines += ["", "Folding (tensorrt, from rounding to the nearest, without recovery):", "",
                       "| algorithm | " + " | ".join(f"{f}{'*' if p > 1 else ''}" for f, p in FOLDS if f != 0) + " |",
                       "|---" * len(FOLDS) + "|"]  # fmt: skip
             for algorithm in dict.fromkeys(c["algorithm"] for c in folds):

@@ -171,7 +171,7 @@ def nearness_of(
 
     `parts` are parts of it that are quantities of their own. `samples` is their number, where rows are no samples.
     """
-    return figures_of_output(output, expected, found, parts, samples=len(expected)).row
+    return figures_of_output(output, expected, found, parts, samples=len(expected) if samples is None else samples).row
 
 
 def figures_of_output(

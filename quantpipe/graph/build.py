@@ -144,8 +144,9 @@ class GraphBuilder:
             name=self._name,
         )
         separate(graph, self.unique)
+        inner = {v.name for node in graph.all_nodes() if node.graph is not graph for v in node.inputs if v is not None}
         for name, value in list(graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output():
+            if not value.uses() and not value.is_graph_output() and name not in inner:
                 del graph.initializers[name]  # onnxruntime warns everyone who loads the file
         return ir.Model(graph, ir_version=self._ir_version, producer_name="quantpipe")
 

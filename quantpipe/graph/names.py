@@ -12,10 +12,13 @@ def restore_names(cleaned: ir.Model, original: Graph) -> None:
 
     A fused node keeps its output tensor. The search walks up from the original producer of that tensor; the nearest
     node with the same op is the one that the user knows. A Conv with a folded BatchNormalization is still that Conv.
-    Nodes of the body of a user's op are named after it ("NAME/OP_2") and stay so.
+    Nodes of the body of a user's op are named after it ("NAME/OP_2") and stay so where one of them has its name.
     """
+    names = {node.name for node in cleaned.graph}
     for node in cleaned.graph:
-        if node.name in original.by_name or (node.name or "").rpartition("/")[0] in original.by_name:
+        owner = (node.name or "").rpartition("/")[0]
+        inner = owner in original.by_name and (owner in names or node.outputs[0].name not in original.producers)
+        if node.name in original.by_name or inner:
             continue
         source = original.producers.get(node.outputs[0].name or "")
         first = source

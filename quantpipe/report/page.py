@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from quantpipe.report import text
+from quantpipe.report import latency_text, text
 from quantpipe.report.diagnosed import gained, mostly, name_of
 from quantpipe.report.figures import drawn
 from quantpipe.report.imported import imported_verdict
@@ -53,8 +53,8 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         sentence=sentence,
         sessions=text.sessions(report.get("agreement"), decide=True),
         other_sessions=text.sessions(report.get("agreement"), decide=False),
-        ratio=text.latency_ratio(report.get("latency")),
-        latency=text.latency_conditions(report),
+        ratio=latency_text.latency_ratio(report.get("latency")),
+        latency=latency_text.latency_conditions(report),
         how_to_run=text.how_to_run(report),
         drawn=drawn(report, figures),
         missed=search.get("shortfall") if isinstance(search.get("shortfall"), str) else None,

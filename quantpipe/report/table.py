@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from quantpipe.report import text
+from quantpipe.report import latency_text, text
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     PrecisionRecord,
@@ -92,7 +92,7 @@ def _models(report: RunReport) -> Table:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
         here = "latency, batch 1" if latency.get("of") != "reference" else "latency of reference, this host"
         _add(table, here, next(pair), "", next(pair))
-        if (quartiles := text.latency_quartiles(latency)) is not None:
+        if (quartiles := latency_text.latency_quartiles(latency)) is not None:
             _add(table, "  times float's, quartiles", "", "", quartiles)
     return table
 

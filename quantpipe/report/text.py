@@ -17,7 +17,7 @@ DASH = "–"
 
 def number(value: Any, digits: int = 4) -> str:
     """Return four significant digits, thousands grouped: 0.9722, 1,234, 1.2e-07, 10^120."""
-    if not _is_number(value):
+    if not is_number(value):
         return _other(value)
     if abs(value) >= 1e15:  # the size of a search space can be beyond what a float holds
         return f"{'-' if value < 0 else ''}{power(math.log10(abs(value)))}"
@@ -33,7 +33,7 @@ def power(exponent: float) -> str:
 
 def count(value: Any) -> str:
     """Return a great count in short: 19.2 G, 300.8 M; below a million every digit."""
-    if not _is_number(value) or abs(value) < 1e6 or abs(value) >= 1e18:
+    if not is_number(value) or abs(value) < 1e6 or abs(value) >= 1e18:
         return number(value)
     scale, unit = next(pair for pair in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")) if abs(value) >= pair[0])
     return f"{value / scale:.1f} {unit}"
@@ -41,18 +41,18 @@ def count(value: Any) -> str:
 
 def percent(value: Any) -> str:
     """Return a share between 0 and 1: 0.9722 is 97.22 %."""
-    return f"{100 * value:.2f} %" if _is_number(value) else _other(value)
+    return f"{100 * value:.2f} %" if is_number(value) else _other(value)
 
 
 def interval(value: Any) -> str:
     """Return from and to, as shares between 0 and 1: "97.5 – 99.4 %"."""
     ends = value if isinstance(value, list | tuple) and len(value) == 2 else ()
-    return f"{100 * ends[0]:.1f} – {100 * ends[1]:.1f} %" if ends and all(map(_is_number, ends)) else _other(None)
+    return f"{100 * ends[0]:.1f} – {100 * ends[1]:.1f} %" if ends and all(map(is_number, ends)) else _other(None)
 
 
 def decibel(value: Any) -> str:
     """Return a number of decibels as text."""
-    return f"{value:.1f} dB" if _is_number(value) else _other(value)
+    return f"{value:.1f} dB" if is_number(value) else _other(value)
 
 
 def several_outputs(rows: Any) -> list[dict[str, Any]]:
@@ -66,12 +66,12 @@ def squared_error(report: RunReport) -> float | None:
 
     The result is None where the output was judged by something else, such as class scores.
     """
-    losses = {row["output"]: row.get("kind") for row in _named(_mapping(report.get("search")).get("losses"))}
+    losses = {row["output"]: row.get("kind") for row in _named(mapping(report.get("search")).get("losses"))}
     rows = {row["output"]: row for row in _named(report.get("outputs"))}
-    name = _mapping(report.get("run")).get("output")
+    name = mapping(report.get("run")).get("output")
     name = name if isinstance(name, str) else next(iter(rows), None)
     error = rows[name].get("mse") if name in rows and losses.get(name) == "mse" else None
-    return error if _is_number(error) else None
+    return error if is_number(error) else None
 
 
 FOUND = (
@@ -83,8 +83,8 @@ FOUND = (
 
 def detections(report: RunReport) -> list[tuple[str, list[str]]]:
     """Return rows of what float, simulated and realized model find, where they are detectors: label and cells."""
-    models = _mapping(report.get("metrics"))
-    columns = [_mapping(models.get(name)) for name in ("float", "simulated", "realized")]
+    models = mapping(report.get("metrics"))
+    columns = [mapping(models.get(name)) for name in ("float", "simulated", "realized")]
     rows = [(label, [percent(column.get(key)) for column in columns]) for key, label in FOUND]
     return [(label, cells) for label, cells in rows if any(cell != DASH for cell in cells)]
 
@@ -95,7 +95,7 @@ GROUPS_SHOWN = 12
 
 def groups(part: Any) -> list[dict[str, Any]]:
     """Return the groups of samples that lose most, the marked ones first, each next to its whole output."""
-    found = [row for row in _mapping(part).get("rows") or () if isinstance(row, dict) and row.get("by")]
+    found = [row for row in mapping(part).get("rows") or () if isinstance(row, dict) and row.get("by")]
     some = [row for row in found if row["by"] != "all" and row.get("judged")]
     some.sort(key=lambda row: (not row.get("worse"), _group_loss(row)))
     outputs = [row for row in found if row["by"] == "all"]
@@ -105,8 +105,8 @@ def groups(part: Any) -> list[dict[str, Any]]:
 
 def _group_loss(row: Mapping[str, Any]) -> float:
     """Return how little is left: the SQNR, or the share of equal answers."""
-    known: list[Any] = [row.get("sqnr_db"), row.get("equal"), -row["kl"] if _is_number(row.get("kl")) else None]
-    return next((float(value) for value in known if _is_number(value)), math.inf)
+    known: list[Any] = [row.get("sqnr_db"), row.get("equal"), -row["kl"] if is_number(row.get("kl")) else None]
+    return next((float(value) for value in known if is_number(value)), math.inf)
 
 
 def _named(rows: Any) -> list[dict[str, Any]]:
@@ -115,7 +115,8 @@ def _named(rows: Any) -> list[dict[str, Any]]:
     return [row for row in found if isinstance(row, dict) and isinstance(row.get("output"), str)]
 
 
-def _mapping(part: Any) -> Mapping[str, Any]:
+def mapping(part: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, and an empty one for anything else."""
     return part if isinstance(part, Mapping) else {}
 
 
@@ -131,13 +132,13 @@ def nearness(row: dict[str, Any]) -> str:
 def map_figures(row: Mapping[str, Any]) -> str | None:
     """Return the figures that fit an output of class numbers, class maps or heat maps; None for any other."""
     said = []
-    if _is_number(row.get("equal")):
+    if is_number(row.get("equal")):
         said.append(f"{percent(row['equal'])} equal")
-    if _is_number(row.get("miou")):
+    if is_number(row.get("miou")):
         said.append(f"mIoU {percent(row['miou'])}")
-    if _is_number(row.get("pixels")):
+    if is_number(row.get("pixels")):
         said.append(f"keypoints {number(row['pixels'], 3)} pixels off, 95 % within {number(row.get('pixels_95'), 3)}")
-    if said and _is_number(row.get("sqnr_db")):
+    if said and is_number(row.get("sqnr_db")):
         said.append(decibel(row["sqnr_db"]))
     return ", ".join(said) or None
 
@@ -145,7 +146,7 @@ def map_figures(row: Mapping[str, Any]) -> str | None:
 def main_map(report: RunReport) -> str | None:
     """Return `map_figures` of the output that metrics are about, in place of its divergence."""
     rows = {row["output"]: row for row in _named(report.get("outputs"))}
-    name = _mapping(report.get("run")).get("output")
+    name = mapping(report.get("run")).get("output")
     row = rows.get(name if isinstance(name, str) else next(iter(rows), ""))
     return None if row is None else map_figures(row)
 
@@ -158,7 +159,7 @@ def _parts(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def size(value: Any) -> str:
     """Return bytes in the largest fitting unit (powers of 1000)."""
-    if not _is_number(value):
+    if not is_number(value):
         return _other(value)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000 or unit == "GB":
@@ -169,7 +170,7 @@ def size(value: Any) -> str:
 
 def seconds(value: Any) -> str:
     """Return a time as text, in seconds, minutes or hours."""
-    if not _is_number(value):
+    if not is_number(value):
         return _other(value)
     if value < 120:
         return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
@@ -179,49 +180,7 @@ def seconds(value: Any) -> str:
 
 def milliseconds(value: Any) -> str:
     """Return a number of milliseconds as text."""
-    return f"{value:.3g} ms" if _is_number(value) else _other(value)
-
-
-def latency_ratio(latency: Any) -> str | None:
-    """Return how the realized model's latency compares with the float model's; None if the device runs elsewhere.
-
-    Where 1 is between the quartiles of the pairs' ratios, the text has no verdict.
-    """
-    found = _mapping(latency)
-    middle, low, high = (found.get(key) for key in ("ratio", "ratio_low", "ratio_high"))
-    if found.get("of") == "reference" or middle is None or not _is_number(middle) or middle <= 0:
-        return None
-    if low is None or high is None or not (_is_number(low) and _is_number(high)):
-        return times(middle, 1.0, "faster", "slower")
-    between = f"{number(low, 3)} to {number(high, 3)} times float's in half of the pairs"
-    if low <= 1 <= high:
-        return f"no clear difference, {between}"
-    return f"{times(middle, 1.0, 'faster', 'slower')}, {between}"
-
-
-def latency_quartiles(latency: Any) -> str | None:
-    """Return the quartiles of the pairs' ratios, "0.52 – 0.55"; None if unknown, or if the device runs elsewhere."""
-    found = _mapping(latency)
-    ends = [found.get(key) for key in ("ratio_low", "ratio_high")]
-    if found.get("of") == "reference" or not all(map(_is_number, ends)):
-        return None
-    return " – ".join(number(end, 3) for end in ends)
-
-
-def latency_conditions(report: RunReport) -> str | None:
-    """Return how latency was measured, and of what; None where it was not."""
-    found = _mapping(report.get("latency"))
-    if not _is_number(found.get("realized_ms")):
-        return None
-    threads = (
-        f", {number(found['threads'])} thread{'s' if found['threads'] > 1 else ''}" if found.get("threads") else ""
-    )
-    processor = f", {found['processor']}" if found.get("processor") else ""
-    how = f"medians of {number(found.get('runs'))} interleaved pairs of runs at batch 1{threads}{processor}"
-    if found.get("of") != "reference":
-        return f"Latency: {how}."
-    device = _mapping(report.get("run")).get("hardware") or "the device"
-    return f"Latency is of the reference form in onnxruntime on this host, not of {device}: {how}."
+    return f"{value:.3g} ms" if is_number(value) else _other(value)
 
 
 def yes(value: Any) -> str:
@@ -234,7 +193,7 @@ def times(value: Any, base: Any, less: str, more: str) -> str:
 
     `less` and `more` are the words for a smaller and a larger number.
     """
-    if not (_is_number(value) and _is_number(base)) or value <= 0 or base <= 0:
+    if not (is_number(value) and is_number(base)) or value <= 0 or base <= 0:
         return DASH
     factor = base / value
     if 0.995 < factor < 1.005:
@@ -248,7 +207,7 @@ def tables(rows: Any) -> str | None:
     if not found:
         return None
     before, after = (sum(row.get(key) or 0 for row in found) for key in ("float_bytes", "bytes"))
-    known = [row["sqnr_db"] for row in found if _is_number(row.get("sqnr_db"))]
+    known = [row["sqnr_db"] for row in found if is_number(row.get("sqnr_db"))]
     worst = f", SQNR {'from ' if len(known) > 1 else ''}{decibel(min(known))}" if known else ""
     bits = " and ".join(sorted({str(row.get("bits")) for row in found}))
     what = f"{len(found)} tables" if len(found) > 1 else "1 table"
@@ -257,7 +216,7 @@ def tables(rows: Any) -> str | None:
 
 def forms(rows: Any) -> str | None:
     """Return how several forms of one plan compare with the simulated model, in one line; None where there is one."""
-    compared = [row for row in rows or () if isinstance(row, dict) and _is_number(row.get("differing"))]
+    compared = [row for row in rows or () if isinstance(row, dict) and is_number(row.get("differing"))]
     if len(compared) < 2:
         return None
     exact = [row for row in compared if row.get("exact")]
@@ -274,7 +233,7 @@ def form_line(row: Mapping[str, Any]) -> str:
     facts = row.get("facts")
     known = [f"{key.replace('_', ' ')} {_fact(key, value)}" for key, value in (facts or {}).items()]
     parts = [size(row.get("bytes")), f"written in {seconds(row.get('seconds'))}", *known]
-    if _is_number(row.get("latency_ms")):
+    if is_number(row.get("latency_ms")):
         parts.append(f"{milliseconds(row['latency_ms'])} a sample")
     return f"{row.get('file')}: {', '.join(parts)}"
 
@@ -291,11 +250,11 @@ def verdict(agreement: Any) -> tuple[str, str]:
     """Return how simulated and realized model agree: ("good" | "bad" | "open", one sentence)."""
     found = agreement if isinstance(agreement, dict) else {}
     elements, differing = found.get("elements"), found.get("differing")
-    if not _is_number(differing):
+    if not is_number(differing):
         return "open", "Simulated and realized model were not compared"
     if not elements and not differing:
         return "open", "No integer element to compare"
-    samples = f" on {number(found['samples'])} samples" if _is_number(found.get("samples")) else ""
+    samples = f" on {number(found['samples'])} samples" if is_number(found.get("samples")) else ""
     sentence = (
         f"{number(differing)} of {number(elements)} elements differ between simulated and realized model{samples}"
     )
@@ -303,7 +262,7 @@ def verdict(agreement: Any) -> tuple[str, str]:
         return "good", sentence + _rounded(found)
     where = f", first in {found['first_tensor']}" if found.get("first_tensor") else ""
     steps = found.get("max_lsb")
-    by = f", by at most {number(steps)} integer step{'' if steps == 1 else 's'}" if _is_number(steps) else ""
+    by = f", by at most {number(steps)} integer step{'' if steps == 1 else 's'}" if is_number(steps) else ""
     return "bad", sentence + where + by + _rounded(found)
 
 
@@ -311,7 +270,7 @@ def _rounded(agreement: dict[str, Any]) -> str:
     """Return the differing elements that are not counted: values that float32 rounds another way."""
     said = []
     for key, where in (("behind_float", "after nodes in float"), ("real_inexact", "of real results of kernels")):
-        if _is_number(agreement.get(key)) and agreement[key]:
+        if is_number(agreement.get(key)) and agreement[key]:
             said.append(f"{number(agreement[key])} {where}")
     return f"; besides, {' and '.join(said)} differ by the rounding of float32" if said else ""
 
@@ -322,7 +281,7 @@ def sessions(agreement: Any, *, decide: bool) -> str | None:
     `decide` selects those that decide, or the others. Without such sessions it returns None.
     """
     found = agreement.get("sessions") if isinstance(agreement, dict) else None
-    rows = [row for row in found or () if isinstance(row, dict) and _is_number(row.get("differing"))]
+    rows = [row for row in found or () if isinstance(row, dict) and is_number(row.get("differing"))]
     rows = [row for row in rows if bool(row.get("decides", True)) is decide]
     if not rows:
         return None
@@ -335,7 +294,7 @@ def sessions(agreement: Any, *, decide: bool) -> str | None:
 
 def how_to_run(report: RunReport) -> str | None:
     """Return how the file is run, and the accuracy of a default session where the file needs another one."""
-    deployment = _mapping(report.get("deployment"))
+    deployment = mapping(report.get("deployment"))
     if not deployment.get("sentence"):
         return None
     return f"{deployment['sentence']}{_default_session(report)}"
@@ -343,7 +302,7 @@ def how_to_run(report: RunReport) -> str | None:
 
 def _default_session(report: RunReport) -> str:
     """Return what a default session would compute instead; empty where the file needs no other one."""
-    found = _mapping(_mapping(report.get("metrics")).get("default_session"))
+    found = mapping(mapping(report.get("metrics")).get("default_session"))
     if not found:
         return ""
     top1 = f"top-1 accuracy {percent(found['top1'])}, " if found.get("top1") is not None else ""
@@ -367,7 +326,7 @@ def proof(found: Any) -> str | None:
     """Return the proved claims, and how much is checked on samples only; None without a certificate."""
     found = found if isinstance(found, dict) else {}
     proved, kernels = found.get("proved"), found.get("kernels")
-    if not (_is_number(proved) and _is_number(kernels)):
+    if not (is_number(proved) and is_number(kernels)):
         return None
     sentence = f"proved for all inputs: {number(proved)} of {number(kernels)} kernels"
     left = [
@@ -378,7 +337,8 @@ def proof(found: Any) -> str | None:
     return f"{sentence}; checked on {number(found.get('samples'))} samples: {', '.join(left)}" if left else sentence
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is an integer or a finite float."""
     if isinstance(value, bool):
         return False
     return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

@@ -204,7 +204,7 @@ def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from
     assert (tmp_path / "search" / "trials.jsonl").read_text().splitlines()[: len(lines)] == lines
     assert numbers_of(tmp_path) == numbers_of(whole.folder)
     assert list(dict.fromkeys(e.stage for e in second.events if not e.total)) == [
-        "model", "annotate", "calibrate", "search", "recover", "recovered", "realize", "evaluate"
+        "model", "annotate", "calibrate", "search", "recover", "recovered", "realize", "evaluate", "samples"
     ]  # fmt: skip
     third = Recorder()
     again = quantpipe.quantize(small_net(), images(), "vta", folder=tmp_path, progress=third, **given)

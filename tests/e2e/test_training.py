@@ -23,7 +23,7 @@ from tests.api.nets import QUICK, numbers_of, small_net
 from tests.crash import KILLED
 from tests.e2e.models import SCALED, autoencoder, npz
 from tests.e2e.program import RUN, Program, Result, Zygote, environment, read
-from tests.e2e.test_crash import essence
+from tests.e2e.crashes import essence
 from tests.ops.line import Net
 
 pytest.importorskip("torch")

@@ -193,7 +193,7 @@ def test_a_weight_with_another_reader_and_a_node_kept_in_float_stay_real() -> No
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no block": ({"weights": {"block": None}}, "is float32, int4: float inputs times integer weights"),
     "multiplier": ({"weights": {"block": {"size": 32, "multiplier_bits": 4}}}, "float inputs times integer weights"),
-    "size": ({"weights": {"block": 48}}, "weights.block.size is 48; legal are 8, 16, 32, 64, 128, 256 (a last block"),
+    "size": ({"weights": {"block": 48}}, "weights.block.size is 48; legal are 8, 16, 32, 64, 128, 256"),
     "unsigned": ({"ops": {"Gemm": [{"in": ["float32", "uint4"], "out": ["float32"]}]}}, "legal are int4 and int8"),
     "result": ({"ops": {"Gemm": [{"in": ["float32", "int4"], "out": ["int8"]}]}}, "ops.Gemm.out must be float32"),
     "nothing": ({"ops": {"Gemm": [{"in": ["float32"], "out": ["float32"]}]}}, "no op multiplies float inputs by int"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from quantpipe.report import render_html, summary_table, text
+from quantpipe.report import latency_text, render_html, summary_table, text
 
 HOSTILE = "<script>alert('x')</script> [bold]b[/bold] \"onload=x --> {{ 7*7 }} </svg>"
 
@@ -409,7 +409,7 @@ def test_accuracy_as_deployed_is_in_the_table() -> None:
 )
 def test_no_verdict_on_latency_where_the_quartiles_span_one(low: float, middle: float, high: float, said: str) -> None:
     times = {"ratio": middle, "ratio_low": low, "ratio_high": high, "of": "device"}
-    shown = text.latency_ratio(times)
+    shown = latency_text.latency_ratio(times)
     assert shown is not None and said in shown and f"{low:g} to {high:g}" in shown
     assert ("slower" in shown or "faster" in shown) is not (low <= 1 <= high)
 
@@ -421,4 +421,4 @@ def test_the_latency_of_a_reference_form_is_labelled_and_has_no_verdict() -> Non
     page = render_html(report)  # type: ignore[arg-type]
     assert "Latency of the reference form, this host" in page and "slower" not in page
     assert "latency of reference" in printed_table(report) and "quartiles" not in printed_table(report)
-    assert "not of vta" in str(text.latency_conditions(report))  # type: ignore[arg-type]
+    assert "not of vta" in str(latency_text.latency_conditions(report))  # type: ignore[arg-type]
