@@ -21,9 +21,9 @@ from quantpipe.artifacts import read_npz
 from quantpipe.errors import ConfigError
 from tests.api.nets import QUICK, numbers_of, small_net
 from tests.crash import KILLED
+from tests.e2e.crashes import essence
 from tests.e2e.models import SCALED, autoencoder, npz
 from tests.e2e.program import RUN, Program, Result, Zygote, environment, read
-from tests.e2e.crashes import essence
 from tests.ops.line import Net
 
 pytest.importorskip("torch")
