@@ -236,9 +236,14 @@ def _evaluate(
 
 
 def _ranges(job: RunContext, found: SearchDecision, profile: Profile) -> dict[str, Range]:
-    """Return the range of each scale group by some statistics, at the bits that were chosen."""
-    table, bits = job.thresholds(profile), found.strategy.bits
-    return {g.key: table.group_range(g, bits[g.key]) for g in job.topology.groups if g.key in bits}
+    """Return the range of each measured scale group by some statistics, at the bits that were chosen."""
+    table, bits, constants = job.thresholds(profile), found.strategy.bits, job.topology.constants
+    measured = [
+        g
+        for g in job.topology.groups
+        if g.fixed is None and all(s in profile.tensors or s in constants for s in g.sources)
+    ]
+    return {g.key: table.group_range(g, bits[g.key]) for g in measured if g.key in bits}
 
 
 def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:

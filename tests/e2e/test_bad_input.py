@@ -94,7 +94,10 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
             "did you mean 'dataset.path'",
         ),
         (["search=gredy"], "search: has no option 'gredy' (did you mean 'greedy'"),
-        (["+objective.nope=1"], "objective.nope: is no option; legal are metric, target, outputs, all_outputs, form"),
+        (
+            ["+objective.zzz=1"],
+            "objective.zzz: is no option; legal are metric, target, outputs, all_outputs, form",
+        ),
         (["recover=default", "recover.steps={name:rotate}"], "legal is a list, such as ['rotate', 'smooth', 'gptq"),
         (["recover.steps={name:rotate}"], "recover.steps: is {name:rotate}; legal is a list"),
         (["hardware.weights=[1]"], "hardware.weights: is [1]; legal is a mapping of symmetric, granularity"),
