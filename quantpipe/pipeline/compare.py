@@ -18,13 +18,10 @@ from quantpipe.errors import ArtifactError, QuantpipeError
 from quantpipe.metrics.paired import holm, mcnemar, mean_interval, signed_rank
 from quantpipe.pipeline.best_run import Contender, best_of
 from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.settings import COMPARED_GROUPS
 from quantpipe.types import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.version import __version__
 
-GROUPS = (
-    "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "train", "realize",
-)  # fmt: skip
-"""Groups of the configuration by whose options runs are told apart."""
 IDLE = (
     "tracking",
     "executor",
@@ -58,7 +55,7 @@ class Found:
     def choices(self) -> dict[str, str]:
         """Return the option of each group."""
         run = self.report.get("run") or self.given
-        named = {group: run.get(group) for group in GROUPS}
+        named = {group: run.get(group) for group in COMPARED_GROUPS}
         named["hardware"] = named["hardware"] or (self.config.get("hardware") or {}).get("name")
         return {group: str(value) for group, value in named.items() if value is not None}
 

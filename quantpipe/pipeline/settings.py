@@ -33,6 +33,10 @@ RUN_LOG = "quantpipe.run"
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 VERBOSITIES = ("quiet", "normal", "verbose")
 COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
+COMPARED_GROUPS = (
+    "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "train", "realize",
+)  # fmt: skip
+"""Groups of the configuration whose options a report names, and by which runs are distinguished."""
 FORMATS, VERIFY = ("text", "json"), ("fail", "warn")
 OBJECTIVE = (
     "metric", "target", "outputs", "all_outputs", "form", "tolerance", "cost", "cost_limit", "weight", "latency_runs",

@@ -7,7 +7,7 @@ from typing import cast
 from quantpipe.artifacts import read_json
 from quantpipe.pipeline.log_run import HASH, file_report, file_trials, open_record
 from quantpipe.pipeline.run_folder import RunFolder
-from quantpipe.pipeline.settings import Settings
+from quantpipe.pipeline.settings import COMPARED_GROUPS, Settings
 from quantpipe.search.log import read_trials
 from quantpipe.types import RunReport
 
@@ -20,25 +20,10 @@ def sync(settings: Settings) -> None:
     """
     files = RunFolder(settings.folder)
     report = cast("RunReport", read_json(files.report))
-    choices = {key: str(value) for key, value in report["run"].items() if key in GROUPS and value is not None}
+    choices = {key: str(value) for key, value in report["run"].items() if key in COMPARED_GROUPS and value is not None}
     model = report["run"]["model_hash"].rpartition(":")[2][:HASH]
     open_record(settings, choices, model, read_json(files.data))
     with settings.tracker as tracker:
         file_report(tracker, report, settings.folder, files.model, example=None)
         if files.trials.is_file():
             file_trials(tracker, sorted((line.trial for line in read_trials(files.trials)), key=lambda t: t.number))
-
-
-GROUPS = (
-    "dataset",
-    "hardware",
-    "schema",
-    "threshold",
-    "precision",
-    "search",
-    "objective",
-    "recover",
-    "train",
-    "realize",
-)
-"""Groups whose options a report names."""
