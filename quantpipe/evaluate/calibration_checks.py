@@ -25,7 +25,7 @@ MOST_VALUES = 1 << 16
 ALIKE, UNLIKE = 0.3, 0.1
 """Correlation of neighbours from which samples have a structure, and up to which they have none."""
 WIDE, BESIDE = 3.0, 2.0
-"""Times as wide or narrow, or standard deviations beside, from which inputs are prepared in another way."""
+"""Ratio of widths, or distance in standard deviations, from which inputs count as prepared differently."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ Ranges = Callable[[Profile], Mapping[str, Range]]
 """The range of each scale group that the estimators of a run give for some statistics."""
 
 FEWEST = 8
-"""Samples below which four parts say nothing."""
+"""Minimum number of samples for an estimate from four parts."""
 SUBSETS: Mapping[int, tuple[tuple[int, ...], ...]] = {
     1: ((0,), (2,)),
     2: ((0, 2), (1, 3)),

@@ -80,7 +80,7 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
 
 
 def in_own_type(weight: WeightTensor, own: DType) -> WeightTensor:
-    """Return a weight in the type of its site, int8 say, where a plan stores it as uint8."""
+    """Return a weight in the type of its site (int8), where a plan stores it as uint8."""
     if weight.dtype is not DType.UINT8 or own is not DType.INT8:
         return weight
     values = np.bitwise_xor(weight.values, SIGN).view(np.int8)

@@ -26,7 +26,7 @@ COLUMNS = (
     *(f"metrics.`{name}`" for name in COMPARED),
     *(f"params.`{name}`" for name in TOLD_APART),
 )
-"""Columns of the table: metrics first, then the few parameters that tell runs apart."""
+"""Columns of the table: metrics first, then the few parameters by which runs differ."""
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     VIEW_TAG: json.dumps({"selectedColumns": COLUMNS, "orderByKey": "attributes.start_time", "orderByAsc": False}),

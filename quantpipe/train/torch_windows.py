@@ -66,7 +66,7 @@ def padded(x: Tensor, before: Sequence[int], after: Sequence[int], value: float 
 
 
 def window_refuses(node: Node) -> str | None:
-    """Return why a pool is not supported, if it has as many axes as its kernel says."""
+    """Return why a pool is not supported, if its input has the number of axes of its kernel."""
     return None if 1 <= len(node.attr("kernel_shape", [])) <= 3 else "its window has no axes, or more than three"
 
 

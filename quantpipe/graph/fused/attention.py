@@ -95,7 +95,7 @@ def multi_head_attention(body: FusedBody) -> bool:
 
 
 def _width(body: FusedBody, value: ir.Value | None, axes: int | None, heads: int) -> int | None:
-    """Return the features of all heads, None where the shape does not tell."""
+    """Return the features of all heads, or None where the shape does not show them."""
     shape = (value.shape if value is not None and value.shape is not None else None) or (
         body.axes(value) if value is not None else None
     )
