@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.splits import Splits
-from quantpipe.types import Batch, Objects, Samples, objects_of
+from quantpipe.types import Batch, Objects, Samples, groups_of, objects_of, sample_name
 
 Arrays = Mapping[str, NDArray[Any]]
 Shapes = Callable[[Arrays], Mapping[str, tuple[int, ...]]]
@@ -36,8 +36,8 @@ class NoisySamples:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the samples, the inputs that are drawn, and the seed."""
-        return f"{self._samples.digest}+{','.join(i.name for i in self._inputs)}@{self._seed}"
+        """Return the digest of the samples, the inputs that are drawn with their distributions, and the seed."""
+        return f"{self._samples.digest}+{','.join(map(repr, self._inputs))}@{self._seed}"
 
     @property
     def labelled(self) -> bool:
@@ -53,6 +53,15 @@ class NoisySamples:
     def objects(self) -> tuple[Objects, ...] | None:
         """Return the objects in each picture, if the data have them."""
         return objects_of(self._samples)
+
+    @property
+    def groups(self) -> NDArray[np.str_] | None:
+        """Return the group of each sample, if the data have groups."""
+        return groups_of(self._samples)
+
+    def name(self, position: int) -> str:
+        """Return the name of the sample at a position."""
+        return sample_name(self._samples, position)
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -27,7 +27,7 @@ class OutputLosses:
         self._probable: dict[str, bool] = {}
         for target in self._targets:
             outputs = [found[target.output] for found in references]
-            self._probable[target.output] = all(_are_probabilities(output) for output in outputs)
+            self._probable[target.output] = all(are_probabilities(output) for output in outputs)
             for number in range(len(target.parts) or 1):
                 values = torch.cat([_part(target, number, output).flatten().double() for output in outputs])
                 finite = values[torch.isfinite(values)]
@@ -50,9 +50,12 @@ class OutputLosses:
         return target.factor * torch.stack(losses).sum()
 
 
-def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of class scores `[N, …, C]` in nats, from labels `[N]`."""
-    found = log_probabilities(scores, _are_probabilities(scores.detach()))
+def label_loss(scores: Tensor, labels: Tensor, *, probable: bool) -> Tensor:
+    """Return the mean cross entropy of class scores `[N, …, C]` in nats, from labels `[N]`.
+
+    `probable`: the float network's scores are probabilities. Rounded ones need not add up to 1.
+    """
+    found = log_probabilities(scores, probable)
     return functional.nll_loss(found.reshape(len(labels), -1, found.shape[-1]).mean(1), labels)
 
 
@@ -61,7 +64,8 @@ def log_probabilities(scores: Tensor, probable: bool) -> Tensor:
     return torch.log(scores.clamp(min=1e-12)) if probable else torch.log_softmax(scores, -1)
 
 
-def _are_probabilities(scores: Tensor) -> bool:
+def are_probabilities(scores: Tensor) -> bool:
+    """Return whether the rows of scores are probabilities."""
     sums = scores.sum(-1)
     return bool((scores >= 0).all()) and bool(((sums - 1).abs() <= SUM_TOLERANCE).all())
 

@@ -98,6 +98,11 @@ class TrainOptions:
             raise ConfigError(f"is {value!r}{near}; legal are {', '.join(map(str, legal))}", where=f"train.{key}")
 
     def _refuse_contradictions(self) -> None:
+        if self.weights == "adaround" and self.weight_decay:
+            raise ConfigError(
+                f"is {self.weight_decay}, and adaround learns roundings, not weights; legal with it is 0",
+                where="train.weight_decay",
+            )
         blocks = self.scope == "blocks"
         if blocks and self.loss != "outputs":
             raise ConfigError(

@@ -19,19 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quantpipe.errors import ConfigError, DataError
+from quantpipe.errors import ConfigError
 from quantpipe.plan import Overrides
 from quantpipe.train.network import NotTrainable
-from quantpipe.train.output_losses import OutputLosses, label_loss
+from quantpipe.train.output_losses import OutputLosses, are_probabilities, label_loss
 from quantpipe.train.quantized_network import QuantizedNetwork
 from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.trained_state import TrainedState
 from quantpipe.train.training_blocks import TrainingBlock, blocks_of
 from quantpipe.train.training_data import MSE, OutputTarget, TrainingData
+from quantpipe.train.training_pieces import TrainingPiece, Values, joined, pieces_of
 
 Progress = Callable[[int, int, str], None]
 Arrays = Mapping[str, NDArray[Any]]
-Values = dict[str, Tensor]
 
 MOMENTUM = 0.9
 """Of `optimizer: sgd`."""
@@ -58,15 +58,6 @@ class Trained:
     overrides: Overrides
     curve: tuple[float, ...]
     note: str
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """Samples that run together: inputs, the float model's outputs, and labels."""
-
-    inputs: Values
-    references: Values
-    labels: Tensor | None
 
 
 def train(
@@ -114,7 +105,9 @@ def _trained(
     network = QuantizedNetwork(state, options, device)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise NotTrainable(f"nothing of this model is learned on this device: {network.summary}")
-    pieces = _pieces(network, data, state.graph.fixed_batch or options.batch, device)
+    compared = tuple(dict.fromkeys((*(target.output for target in data.targets), data.output)))
+    size = state.graph.fixed_batch or options.batch
+    pieces = pieces_of(data.samples, size, lambda inputs: network.plain(inputs, compared), device)
     run = _Training(network, pieces, data, options, seed=seed, progress=progress)
     run.resume(kept, _key(state, data, options, seed))
     curve = run.all()
@@ -141,7 +134,7 @@ class _Training:
     def __init__(
         self,
         network: QuantizedNetwork,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[TrainingPiece],
         data: TrainingData,
         options: TrainOptions,
         *,
@@ -155,6 +148,8 @@ class _Training:
         whole = TrainingBlock(tuple(graph.nodes), tuple(graph.input_names), outputs)
         blocks = options.scope == "blocks"
         self.blocks = blocks_of(graph, network.learned_nodes, network.fused_nodes) if blocks else (whole,)
+        self.probable = all(are_probabilities(piece.references[data.output]) for piece in pieces)
+        """Whether the float network's scores are probabilities; those of the quantized one need not add up to 1."""
         self.curve: list[float] = []
         self.done = (0, 0)  # (blocks, epochs of the next one)
         self.optimizer_state: dict[str, NDArray[Any]] = {}
@@ -186,23 +181,23 @@ class _Training:
     def _train_block(self, number: int, begun: int) -> None:
         block, options = self.blocks[number], self.options
         inner = options.scope == "blocks"
-        pieces = self._inner_pieces(block) if inner else [(p, p.inputs) for p in self.pieces]
+        pieces = self._inner_pieces(block) if inner else list(self.pieces)
         targets = [OutputTarget(name, MSE) for name in block.targets] if inner else self.data.targets
-        losses = OutputLosses(targets, [piece.references for piece, _ in pieces])
+        losses = OutputLosses(targets, [piece.references for piece in pieces])
         optimizer = self._optimizer(block)
         if begun:
             _restore(optimizer, self.optimizer_state)
-        steps = sum(math.ceil(len(next(iter(p.inputs.values()))) / self.batch) for p, _ in pieces)
+        steps = sum(1 if p.whole else math.ceil(len(p) / self.batch) for p in pieces)
         if not begun:
             self.start = None
         for epoch in range(begun, options.epochs):
             self.network.train()
             self.network.generator.manual_seed(_seed(self.seed, number, epoch))
             total = seen = 0.0
-            for step, (batch, mixed) in enumerate(self._batches(pieces, _seed(self.seed, number, epoch))):
+            for step, batch in enumerate(self._batches(pieces, _seed(self.seed, number, epoch))):
                 done = (epoch * steps + step) / max(options.epochs * steps, 1)
                 _set_rates(optimizer, 0.5 * (1 + math.cos(math.pi * done)))
-                value, loss = self._loss(batch, mixed, block, losses, done=done)
+                value, loss = self._loss(batch, block, losses, done=done)
                 if not math.isfinite(value):
                     raise NotConverged(f"not converged: the loss is {value} in epoch {epoch + 1}")
                 self.start = value if self.start is None else self.start
@@ -220,16 +215,16 @@ class _Training:
         return self.network.state.graph.fixed_batch or self.options.batch
 
     def _loss(
-        self, batch: _Piece, mixed: Values, block: TrainingBlock, losses: OutputLosses, *, done: float
+        self, batch: TrainingPiece, block: TrainingBlock, losses: OutputLosses, *, done: float
     ) -> tuple[float, Tensor]:
         """Return the loss of a batch as a number, and with the penalties of the algorithms."""
         network, options = self.network, self.options
-        outputs = network(mixed, block.targets, block.nodes)
+        outputs = network(self._mixed(batch), block.targets, block.nodes)
         parts = []
         if options.loss != "labels":
             parts.append(losses(batch.references, outputs))
         if options.needs_labels and batch.labels is not None:
-            parts.append(label_loss(outputs[self.data.output], batch.labels))
+            parts.append(label_loss(outputs[self.data.output], batch.labels, probable=self.probable))
         loss = torch.stack(parts).sum()
         value = float(loss.detach())
         penalty = network.penalty(block.nodes, done)
@@ -239,54 +234,37 @@ class _Training:
             loss = loss + options.range_decay * network.ranges.decay().to(loss)
         return value, loss
 
-    def _batches(self, pieces: Sequence[tuple[_Piece, Values]], seed: int) -> Iterator[tuple[_Piece, Values]]:
-        """Yield batches in a random order: samples of one shape are mixed, pieces of other shapes follow."""
+    def _batches(self, pieces: Sequence[TrainingPiece], seed: int) -> Iterator[TrainingPiece]:
+        """Yield batches in a random order: samples of one piece are mixed, pieces of other shapes follow."""
         generator = torch.Generator().manual_seed(seed)
         for place in torch.randperm(len(pieces), generator=generator).tolist():
-            piece, read = pieces[place]
-            count = len(next(iter(piece.inputs.values())))
-            order = torch.randperm(count, generator=generator)
-            for first in range(0, count, self.batch):
-                chosen = order[first : first + self.batch]
-                cut = _Piece(
-                    _chosen(piece.inputs, chosen),
-                    _chosen(piece.references, chosen),
-                    None if piece.labels is None else piece.labels[chosen.to(piece.labels.device)],
-                )
-                yield cut, self._mixed(cut.inputs, _chosen(read, chosen))
+            yield from pieces[place].batches(self.batch, generator)
 
-    def _mixed(self, real: Values, read: Values) -> Values:
+    def _mixed(self, piece: TrainingPiece) -> Values:
         """Return what a block reads: elements of the quantized network, and some of the float one (QDrop)."""
-        if self.options.drop == 0 or real is read:
-            return read
+        if self.options.drop == 0 or piece.read is piece.inputs:
+            return piece.read
         found = {}
-        for name, value in read.items():
+        for name, value in piece.read.items():
             if not value.is_floating_point():
                 found[name] = value
                 continue
             random = torch.rand(value.shape, generator=self.network.generator, device=value.device)
-            found[name] = torch.where(random < self.options.drop, real[name], value)
+            found[name] = torch.where(random < self.options.drop, piece.inputs[name], value)
         return found
 
-    def _inner_pieces(self, block: TrainingBlock) -> list[tuple[_Piece, Values]]:
+    def _inner_pieces(self, block: TrainingBlock) -> list[TrainingPiece]:
         """Return the tensors at both ends of a block: of the float network, and those that the quantized one reads."""
         self.network.eval()
         before = list(self.network.state.graph.nodes)
         before = before[: before.index(block.nodes[0])]
         found = []
-        for piece in self.pieces:
-            parts: list[tuple[Values, Values, Values]] = []
-            count = len(next(iter(piece.inputs.values())))
-            for first in range(0, count, self.batch):
-                chosen = torch.arange(first, min(first + self.batch, count))
-                inputs = _chosen(piece.inputs, chosen)
-                real = self.network.plain(inputs, block.sources, before)
-                with torch.no_grad():
-                    read = self.network(inputs, block.sources, before)
-                parts.append((real, read, self.network.plain(real, block.targets, block.nodes)))
-            real, read, ends = ({k: torch.cat([p[i][k] for p in parts]) for k in parts[0][i]} for i in range(3))
-            found.append((_Piece(real, ends, None), read))
-        return found
+        for batch in (batch for piece in self.pieces for batch in piece.batches(self.batch)):
+            real = self.network.plain(batch.inputs, block.sources, before)
+            with torch.no_grad():
+                read = self.network(batch.inputs, block.sources, before)
+            found.append(TrainingPiece(real, self.network.plain(real, block.targets, block.nodes), None, read))
+        return joined(found)
 
     def _optimizer(self, block: TrainingBlock) -> torch.optim.Optimizer:
         options = self.options
@@ -342,34 +320,6 @@ def _set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["rate"] * factor
 
 
-def _chosen(values: Values, chosen: Tensor) -> Values:
-    return {name: value[chosen.to(value.device)] for name, value in values.items()}
-
-
-def _pieces(network: QuantizedNetwork, data: TrainingData, size: int, device: torch.device) -> list[_Piece]:
-    """Return the samples with the float model's outputs; samples of one shape are one piece."""
-    outputs = tuple(o.name for o in network.state.graph.outputs)
-    gathered: dict[tuple[Any, ...], list[_Piece]] = {}
-    for batch in data.samples.batches(size):
-        inputs = {name: torch.from_numpy(np.array(value)).to(device) for name, value in batch.inputs.items()}
-        labels = None if batch.labels is None else torch.from_numpy(np.array(batch.labels)).to(device)
-        piece = _Piece(inputs, network.plain(inputs, outputs), labels)
-        shapes = tuple(tuple(v.shape[1:]) for v in (*inputs.values(), *piece.references.values()))
-        gathered.setdefault(shapes, []).append(piece)
-    if not gathered:
-        raise DataError("there are no samples to train on", stage="data")
-    return [_joined(pieces) for pieces in gathered.values()]
-
-
-def _joined(pieces: Sequence[_Piece]) -> _Piece:
-    labels = [piece.labels for piece in pieces if piece.labels is not None]
-    return _Piece(
-        {name: torch.cat([piece.inputs[name] for piece in pieces]) for name in pieces[0].inputs},
-        {name: torch.cat([piece.references[name] for piece in pieces]) for name in pieces[0].references},
-        torch.cat(labels) if len(labels) == len(pieces) else None,
-    )
-
-
 def device_of(options: TrainOptions) -> torch.device:
     """Return the device to train on. Raises ConfigError for one that is absent."""
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -383,12 +333,18 @@ def _seed(seed: int, block: int, epoch: int) -> int:
 
 def _key(state: TrainedState, data: TrainingData, options: TrainOptions, seed: int) -> str:
     """Return a digest of everything that the learned numbers follow from."""
-    digest = hashlib.blake2b(repr((options, seed, data.samples.digest, data.targets)).encode(), digest_size=16)
+    known = (options, seed, data.samples.digest, data.targets, data.output)
+    digest = hashlib.blake2b(repr(known).encode(), digest_size=16)
     digest.update(state.graph.model_hash.encode())
     for name, q in state.plan.quantizers.items():
         digest.update(repr((name, float(q.scale), q.zero_point, q.qmin, q.qmax)).encode())
     for weight in state.plan.weights.values():
         digest.update(weight.digest)
-    for bias in state.overrides.biases.values():
+    for node, bias in state.overrides.biases.items():
+        digest.update(node.encode())
         digest.update(np.ascontiguousarray(bias).data)
+    for name, norm in (state.norms if options.fold else {}).items():
+        digest.update(repr((name, norm.epsilon)).encode())
+        for values in (norm.gamma, norm.beta, norm.mean, norm.variance, norm.bias):
+            digest.update(np.ascontiguousarray(values).data)
     return f"train-{digest.hexdigest()}"

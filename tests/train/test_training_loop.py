@@ -268,3 +268,49 @@ def test_residual_blocks_are_whole() -> None:
     ] == [2, 4, 3]
     (whole,) = blocks_of(problem.graph, {"dense"})
     assert len(whole.nodes) == len(problem.graph.nodes)
+
+
+def test_labels_judge_rounded_probabilities_as_probabilities() -> None:
+    """Rows of a stored Softmax do not add up to 1 exactly; their logarithm is taken all the same."""
+    from quantpipe.train.output_losses import label_loss
+
+    labels = torch.tensor([0, 1, 2])
+    exact = torch.softmax(torch.tensor([[2.0, 0.5, -1], [0.1, 1.7, 0.2], [-1, 0.3, 0.9]]), -1)
+    rounded = torch.round(exact * 256) / 256 - 1 / 256
+    assert float((rounded.sum(-1) - 1).abs().max()) > 1e-3
+    expected = -np.log(np.maximum(rounded.numpy()[range(3), labels], 1e-12)).mean()
+    np.testing.assert_allclose(label_loss(rounded, labels, probable=True).item(), expected, rtol=1e-5)
+    net = Net(8)
+    net.output(net.node("Softmax", net.dense(net.input(None, 6), 6, 4, name="dense"), name="softmax"))
+    problem = line(net, "tflite_int8")
+    samples = many(problem, 32, labels=4)
+    options = replace(LSQ, loss="labels", epochs=1, learning_rate=1e-9, scale_rate=1e-9)
+    found = trained(problem, problem.strategy(), options, samples)
+    real = replace(problem, samples=samples).outputs()[problem.graph.outputs[0].name]
+    entropy = -np.log(real[range(32), samples.labels]).mean()  # type: ignore[index,call-overload]
+    assert found.curve[0] == pytest.approx(entropy, rel=0.05), "the loss of probabilities, not of their softmax"
+
+
+def rows_per_sample(net: Net) -> str:
+    """Three rows of scores for each sample, `[3·N, 4]`."""
+    x = net.node("Relu", net.dense(net.input(None, 6), 6, 12, name="dense"), name="relu")
+    return net.dense(net.node("Reshape", x, net.constant(np.int64([-1, 4]))), 4, 5, name="scores")
+
+
+def time_first(net: Net) -> str:
+    """Scores `[T, N, C]`, as CTC models have them."""
+    x = net.node("Relu", net.conv(net.input(None, 3, 6), 3, 8, 3, name="conv"), name="relu")
+    x = net.node("Transpose", x, perm=[2, 0, 1], name="move")
+    return net.node("MatMul", x, net.floats(8, 5, scale=0.4), name="scores")
+
+
+@pytest.mark.parametrize("build", [rows_per_sample, time_first])
+@pytest.mark.parametrize("scope", ["network", "blocks"])
+def test_outputs_without_a_row_per_sample_are_compared_with_their_own_reference(build: Any, scope: str) -> None:
+    """At 8 bits the loss before any learning is that of rounding: tiny, if each sample meets its own reference."""
+    net = Net(9)
+    net.output(build(net))
+    problem = line(net, "tensorrt")
+    options = replace(LSQ, scope=scope, epochs=1, learning_rate=1e-9, scale_rate=1e-9)
+    found = trained(problem, problem.strategy(), options, many(problem, 40))
+    assert 0 < max(found.curve) < 0.01
