@@ -39,6 +39,7 @@ class SimulatedNetwork:
         self._held = {t: held[t] for t in made.plan.quantizers if t in held}
         self.tensors = tuple(self._held)
         self._simulation = simulation
+        self._fixed = next(iter(graph.first_axes.values()), None)
 
     @cached_property
     def _session(self) -> Session:
@@ -76,4 +77,11 @@ class SimulatedNetwork:
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise DataError(f"gives no {', '.join(missing)}; the model reads {', '.join(self.inputs)}", where="inputs")
-        return self._session.run({**given, **self._simulation.scalars}, names)
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+        real = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
+        if self._fixed is None:
+            return self._session.run({**real, **self._simulation.scalars}, names)
+        cuts = range(0, len(next(iter(real.values()))), self._fixed)
+        runs = ({n: a[k : k + self._fixed] for n, a in real.items()} for k in cuts)
+        parts = [self._session.run({**one, **self._simulation.scalars}, names) for one in runs]
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}

@@ -111,6 +111,13 @@ def _example(module: Any, samples: Any) -> tuple[list[str], list[NDArray[Any]]]:
             where="the samples",
         )
     names = [name for name in parameters if name in found]
+    if left_out := [name for name in parameters[: parameters.index(names[-1])] if name not in found]:
+        raise DataError(
+            f"have no {left_out[0]!r}, which {type(module).__name__}.forward takes before {names[-1]!r}; legal are "
+            "samples of every argument up to the last that is given, or a module without the argument",
+            stage="data",
+            where="the samples",
+        )
     return names, [_real(found[name]) for name in names]
 
 

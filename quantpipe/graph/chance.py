@@ -184,8 +184,12 @@ class _Writer:
             made = self._new("Less", [port, data])
             take_place(result, self._new("Cast", [made], to=int(self._type())))
             return port
-        given = constant(self.node.inputs[1]) if self.node.inputs[1] is not None else None
-        ratio = 0.5 if given is None else float(given)
+        given = constant(self.node.inputs[1]) if self.node.inputs[1] is not None else 0.5
+        if given is None or not 0 <= (ratio := float(given)) < 1:
+            found = "a ratio that is no constant" if given is None else f"the ratio {float(given):g}"
+            raise self._refused(
+                f"has {found}", "model.random=zero, or a constant ratio of 0 and above, and less than 1"
+            )
         kept = self._new("Not", [self._new("Less", [port, self._constant("ratio", ratio, np.float32)])])
         scaled = self._new("Mul", [data, self._constant("factor", 1 / (1 - ratio), np.float32)])
         take_place(result, self._new("Where", [kept, scaled, self._constant("zero", 0.0, np.float32)]))

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
+from quantpipe.graph.custom_ops import register_custom_ops
+from quantpipe.graph.session_options import carried
 
 WARM_UP = 5
 _END, _COPY = "_kernel_time", re.compile(r"_token_\d+$")
@@ -22,6 +25,8 @@ _END, _COPY = "_kernel_time", re.compile(r"_token_\d+$")
 
 def layer_times(model: Path, feeds: Mapping[str, NDArray[Any]], runs: int) -> dict[str, float]:
     """Return the microseconds of each node of a model file on one thread: the mean of the fastest quarter of the runs.
+
+    The session has the options that the file names.
 
     A node that the runtime fuses or renames has the name of the node in the file, as far as the runtime keeps it.
     """
@@ -31,7 +36,10 @@ def layer_times(model: Path, feeds: Mapping[str, NDArray[Any]], runs: int) -> di
         options.log_severity_level = 4
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
+        register_custom_ops(options)
         try:
+            for key, entry in carried(ir.load(str(model))).items():
+                options.add_session_config_entry(key, entry)
             session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
             for _ in range(WARM_UP + runs):
                 session.run(None, dict(feeds))

@@ -24,6 +24,8 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.types import Imported, TensorInfo
 
 MS_DOMAIN = "com.microsoft"
+SENT = ("inputs", "outputs", "notes", "varying", "states", "alone", "selected", "halves", "file_bytes")
+"""Fields of a graph that go to another process as they are."""
 MAX_BATCH = 64
 BATCH_BYTES = 40 << 20
 
@@ -207,7 +209,7 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
-        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states", "alone")}
+        found = {name: getattr(self, name) for name in SENT}
         if self.imported is not None:
             found["imported"] = replace(self.imported, runnable=None)
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}

@@ -19,7 +19,7 @@ from quantpipe.recover.rescale.rotate import Rotation, rotations
 from quantpipe.recover.rescale.smooth import Smoothing, smoothed
 from quantpipe.recover.work import NotApplicable, State, Work
 from quantpipe.train.train_options import TrainOptions
-from quantpipe.types import Granularity
+from quantpipe.types import Granularity, WeightTensor
 
 TRAIN = "train"
 """The step that learns by gradients; its parameters are the keys of conf/train."""
@@ -100,7 +100,8 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
         raise NotApplicable(costs_nothing)
     extremes = work.extremes(state, pairs, moments=False)
     if alone:  # the tensor has one scale still, which channels far apart pay for
-        pairs = [link for link in pairs if _gains(work, state, link, extremes)]
+        weights = work.plan(state).weights
+        pairs = [link for link in pairs if _gains(weights, state, link, extremes)]
     if not pairs:
         raise NotApplicable(
             f"{costs_nothing}, no weight has {FEW_BITS} bits or fewer, and no tensor's common scale costs its channels "
@@ -115,9 +116,10 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
     return replace(found, note=f"{len(changes)} of {len(pairs)} pairs")
 
 
-def _gains(work: Work, state: State, link: LayerPair, extremes: Mapping[str, ChannelExtremes]) -> bool:
+def _gains(
+    weights: Mapping[str, WeightTensor], state: State, link: LayerPair, extremes: Mapping[str, ChannelExtremes]
+) -> bool:
     """Return whether other units of a tensor's channels can gain where weights have scales per channel."""
-    weights = work.plan(state).weights
     names = [state.topology.kernel_of[name].weight or "" for name in (link.producer, *link.consumers)]
     if min(weights[name].bits for name in names) <= FEW_BITS:
         return True

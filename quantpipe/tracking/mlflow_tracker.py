@@ -132,6 +132,8 @@ class MlflowTracker:
         if self._opened is None or self._address is None:
             return None
         base = DEFAULT_SERVER if self._address.artifacts is not None else self._address.shown
+        if not base.startswith("http"):
+            return None
         page = f"experiments/{self._opened}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
         return f"{base.rstrip('/')}/#/{page}"
 
@@ -262,7 +264,8 @@ class MlflowTracker:
                 where=self._where(),
             )
         if VIEW_TAG not in found.tags:
-            self._client.set_experiment_tag(found.experiment_id, VIEW_TAG, EXPERIMENT_TAGS[VIEW_TAG])
+            with contextlib.suppress(MlflowException):  # a view of the table; some servers accept no long tags
+                self._client.set_experiment_tag(found.experiment_id, VIEW_TAG, EXPERIMENT_TAGS[VIEW_TAG])
         return str(found.experiment_id)
 
     def end(self, status: str = "FINISHED") -> None:

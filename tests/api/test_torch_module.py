@@ -174,3 +174,16 @@ def test_the_exported_model_computes_what_the_module_computes() -> None:
     with torch.no_grad():
         wanted = module.eval()(torch.from_numpy(X[:5])).numpy()
     assert np.abs(found - wanted).max() < 1e-4
+
+
+def test_an_argument_left_out_in_the_middle_is_rejected() -> None:
+    """Samples are given to `forward` by place: without an argument before them they would meet another one."""
+
+    class Shifted(torch.nn.Module):
+        def forward(self, x: Any, mask: Any = None, shift: Any = None) -> Any:
+            x = x if mask is None else x * mask
+            return x if shift is None else x + shift
+
+    values = np.ones((8, 4), np.float32)
+    with pytest.raises(DataError, match=r"have no 'mask', which Shifted\.forward takes before 'shift'"):
+        quantpipe.quantize(Shifted(), {"x": values, "shift": values}, "ort_cpu")

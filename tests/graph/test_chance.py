@@ -181,3 +181,21 @@ def test_data_of_the_name_of_the_input_are_used(tmp_path: Path) -> None:
 def test_another_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(QuantpipeError, match=r"model\.random: is 'none'; legal are null, input, zero"):
         small(tmp_path, X, random="none")
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(None, "a ratio that is no constant"), (1.0, "the ratio 1")])
+def test_a_dropout_without_a_usable_ratio_is_refused(ratio: float | None, text: str, tmp_path: Path) -> None:
+    """A ratio that is no constant must not become the default of the op."""
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])]
+    constants = [numpy_helper.from_array(np.asarray(True), "training")]
+    if ratio is None:
+        ports.append(helper.make_tensor_value_info("ratio", TensorProto.FLOAT, []))
+    else:
+        constants.append(numpy_helper.from_array(np.asarray(ratio, np.float32), "ratio"))
+    node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y"], name="drop")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    made = helper.make_graph([node], "made", ports, [output], constants)
+    path = tmp_path / "drop.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    with pytest.raises(ModelError, match=text):
+        read_graph(path, random=RandomOps.INPUT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +276,18 @@ def test_what_is_known_of_a_graph_goes_with_it_to_another_process() -> None:
     graph = replace(load(net), varying=frozenset({"conv_out"}), states=frozenset({"x"}))
     there = pickle.loads(pickle.dumps(graph))
     assert (there.varying, there.states, there.shapes) == (graph.varying, graph.states, graph.shapes)
+
+
+def test_a_graph_arrives_in_another_process_with_every_field() -> None:
+    """All fields but those that are read again there, or that only the first process needs."""
+    net = Net(4)
+    net.output(net.node("Relu", net.input(None, 3), name="relu"))
+    known = {"selected": frozenset({"y"}), "alone": True, "file_bytes": 123, "states": frozenset({"x"})}
+    sent = replace(load(net), **known)  # type: ignore[arg-type]
+    found = pickle.loads(pickle.dumps(sent))
+    for field in fields(sent):
+        if field.name not in ("model", "nodes", "imported", "as_given", "largest"):
+            assert getattr(found, field.name) == getattr(sent, field.name), field.name
 
 
 def test_asking_for_no_outputs_runs_nothing() -> None:

@@ -13,7 +13,7 @@ import onnx_ir.passes.common as common_passes
 from quantpipe.errors import ModelError, nearest
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.fused import attention, blocked, dense, norms, pointwise
-from quantpipe.graph.fused.body import FusedBody
+from quantpipe.graph.fused.body import NORM_OPSET, FusedBody
 from quantpipe.graph.fused.dense import CONV, PARAMETERS, POOL, TRANSPOSED
 from quantpipe.graph.symbolic_axes import axes_of
 
@@ -130,17 +130,24 @@ def fused_written_out(model: ir.Model) -> ir.Model:
     return model if any(node.domain == blocked.DOMAIN for node in found.graph) else found
 
 
+def _is_written(node: ir.Node, opset: int) -> bool:
+    """Return whether a node is a fused op that is written out: not in float64, and not where ONNX has the op itself."""
+    own = not node.domain and node.op_type == "LayerNormalization" and opset >= NORM_OPSET
+    double = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in node.inputs)
+    return (node.domain, node.op_type) in FUSED and not own and not double
+
+
 def _one_pass(model: ir.Model) -> ir.Model:
     """Return the model with the fused ops written out whose operands have known shapes; itself without such ops."""
-    if not any((node.domain, node.op_type) in FUSED for node in model.graph):
+    opset = int(model.graph.opset_imports.get("", 1))
+    if not any(_is_written(node, opset) for node in model.graph):
         return model
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     known = axes_of(copy)
-    opset = int(copy.graph.opset_imports.get("", 1))
     changed = False
     for node in list(copy.graph):
-        op = FUSED.get((node.domain, node.op_type))
+        op = FUSED.get((node.domain, node.op_type)) if _is_written(node, opset) else None
         if op is not None and op.write(
             FusedBody(copy.graph, node, opset, axes=lambda value: known.get(value.name or ""))
         ):

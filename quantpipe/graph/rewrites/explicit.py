@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1}
 """Convolution -> the place of its weight among the inputs."""
+SAME_SHAPE = frozenset({"DequantizeLinear", "QuantizeLinear", "Identity", "Cast"})
+"""Ops between a constant and a convolution whose result has the shape of their first input."""
 PADDED = ("", "NOTSET")
 """Values of auto_pad by which `pads` decides."""
 
@@ -41,10 +43,16 @@ def write_out(model: ir.Model) -> None:
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a constant weight, before the nodes that make its integers real; None if unknown."""
-    while value is not None and value.const_value is None:
-        node = value.producer()
-        if node is None or not node.inputs:
-            return None
-        value = node.inputs[0]
-    return None if value is None or value.const_value is None else tuple(value.const_value.shape.numpy())
+    """Return the shape of a weight, by its constant where only ops that keep its shape follow; None if unknown."""
+    known = value
+    while known is not None and known.const_value is None:
+        node = known.producer()
+        if node is None or node.op_type not in SAME_SHAPE:
+            break
+        known = node.inputs[0]
+    if known is not None and known.const_value is not None:
+        return tuple(known.const_value.shape.numpy())
+    for source in (known, value):
+        if source is not None and source.shape is not None and source.shape.is_static():
+            return tuple(source.shape.numpy())
+    return None
