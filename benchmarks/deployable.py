@@ -3,7 +3,8 @@
 Every cell is a run of the package: search, recovery, training, and the realized model's accuracy on samples that
 nothing was fitted to. First and last layers have 8 bits. `recovery` is `recover=default` without training; training
 starts from it. Folds other than 0 start from rounding to the nearest, without recovery. The mean and the standard
-deviation are over the seeds, which change the order of the samples; the column `devices` is over the five devices.
+deviation are over the seeds, which change the samples of recovery and the order in training; the column `devices`
+is over the five devices.
 
     python benchmarks/deployable.py CACHE.jsonl [--models digits resnet20] [--algorithms lsq …] [--seeds 0 1 2]
         > benchmarks/results/deployable.md
@@ -115,7 +116,6 @@ def cells(models: Sequence[str], algorithms: Sequence[str], seeds: Sequence[int]
         for s in seeds
         for a in algorithms
         for d in SETTINGS
-        if a != "recovery" or s == seeds[0]
     ]
     found += [
         {"model": m, "device": "tensorrt", "algorithm": a, "fold": f, "parts": p, "seed": s}
