@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
+import numpy as np
+
 from quantpipe.annotate.conditions import STRUCTURAL, AnnotateOptions
 from quantpipe.annotate.limits import ChoiceLimits
+from quantpipe.artifacts import digest_json
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.rules import Rule
 from quantpipe.calibrate.table import WeightMethod
@@ -284,7 +287,9 @@ class Settings:
     def estimation(self) -> str:
         """Return how ranges are estimated, as logs of trials name it."""
         own = f", rules {[rule.text for rule in self.rules]}, {[rule.estimator for rule in self.rules]}"
-        return f"{self.estimator!r}, weights by {self.weight_method}{own if self.rules else ''}"
+        long = any(isinstance(value, np.ndarray) for value in vars(self.estimator).values())  # their text is shortened
+        named = f"{self.estimator!r}{f' {digest_json(self.estimator)}' if long else ''}"
+        return f"{named}, weights by {self.weight_method}{own if self.rules else ''}"
 
     @property
     def recovers_if_needed(self) -> bool:

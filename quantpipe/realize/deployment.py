@@ -6,8 +6,10 @@ SHIP.md, the report, the page, the terminal and Python results show these texts 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from quantpipe.graph.custom_ops import custom_ops
 from quantpipe.graph.session_options import WITHOUT
 from quantpipe.graph.view import Graph
 from quantpipe.realize.ship_samples import feeds
@@ -17,6 +19,8 @@ from quantpipe.types import HardwareSpec
 def how_to_run(file: str, options: Mapping[str, str], spec: HardwareSpec) -> str:
     """Return in one or two sentences which session options of onnxruntime a file needs, and what they are for."""
     run = f"run {file} in onnxruntime" if spec.runs_here else f"to compare with {spec.name}, run {file} in onnxruntime"
+    if libraries := custom_ops():
+        run += f" with the custom ops of {', '.join(Path(library).name for library in libraries)} registered, and"
     if not options:
         return f"{run} with its default session options; every processor computes the searched integers"
     asked = ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
@@ -31,9 +35,10 @@ def loading_code(file: str, options: Mapping[str, str], graph: Graph, given: Map
     `given` is the preprocessing of a raw sample.
     """
     asked = [f'options.add_session_config_entry("{k}", "{v}")' for k, v in options.items()]
+    asked += [f'options.register_custom_ops_library("{Path(library).name}")' for library in custom_ops()]
     session = (
         ["options = ort.SessionOptions()", *asked, f'session = ort.InferenceSession("{file}", options)']
-        if options
+        if asked
         else [f'session = ort.InferenceSession("{file}")']
     )
     lines = [

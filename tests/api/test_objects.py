@@ -106,3 +106,38 @@ def test_the_simulated_model_runs_with_the_integers_of_the_realized_one(device: 
     ):
         with pytest.raises(error, match=said):
             simulated(bad)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """An estimator with a long table, whose text leaves out most of it."""
+
+    needs_histogram: ClassVar[bool] = False
+    needs_batches: ClassVar[bool] = False
+    factors: Any = None
+
+    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        found, factor = MaxRange()(stats, bits, schema), float(self.factors[2500])
+        return Range(found.low * factor, found.high * factor)
+
+
+def test_an_estimator_with_other_elements_is_another_estimator(tmp_path: Path) -> None:
+    """One element in the middle of a long array, which NumPy's text does not show."""
+    one, other = np.ones(5000), np.ones(5000)
+    other[2500] = 0.5
+    assert repr(Table(one)) == repr(Table(other))
+    ranges(Table(one), tmp_path)
+    with pytest.raises(ArtifactError, match="belongs to another search"):
+        ranges(Table(other), tmp_path)
+
+
+def test_the_simulated_model_takes_doubles_and_cuts_to_the_models_own_batch() -> None:
+    model = small_net()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    given: dict[str, Any] = {"precision": "none", "recover": "none", "executor": "serial", "evaluate": QUICK}
+    with quantpipe.Pipeline(model, images(), "vta", **given) as pipeline:
+        simulated = pipeline.simulate()
+        both = simulated(images()[:8].astype(np.float64))
+        halves = [simulated(images()[k : k + 4]) for k in (0, 4)]
+    for name in simulated.outputs:
+        np.testing.assert_array_equal(both[name], np.concatenate([half[name] for half in halves]))

@@ -125,3 +125,16 @@ def test_ops_of_ai_onnx_ml_stay_and_the_rest_is_cleaned(tmp_path: Path) -> None:
     graph = load_graph(tmp_path / "m.onnx", lambda g: {"x": X.reshape(64, -1)[:, :16].copy()})
     assert [n.op for n in graph.nodes] == ["Scaler", "Gemm", "Relu", "Normalizer", "Gemm"]
     assert not graph.notes
+
+
+def test_the_code_that_loads_a_file_registers_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from quantpipe.realize.deployment import how_to_run, loading_code
+    from tests.ops.line import Net, hardware, load
+
+    net = Net(1)
+    net.output(net.node("Relu", net.input(None, 3), name="relu"))
+    graph, spec = load(net), hardware("ort_cpu")
+    assert "register" not in loading_code("model.onnx", {}, graph, {}) + how_to_run("model.onnx", {}, spec)
+    monkeypatch.setattr(custom_ops, "_USED", {str(tmp_path / "ours.so"): None})
+    assert 'options.register_custom_ops_library("ours.so")' in loading_code("model.onnx", {}, graph, {})
+    assert "the custom ops of ours.so registered" in how_to_run("model.onnx", {}, spec)
