@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ def test_a_mistyped_path_is_answered_at_once_and_leaves_no_run(tmp_path: Path) -
         (["model.path=nowhere.onnx"], "error: model: "),
         (["dataset=npz", "dataset.path=nowhere.npz"], "error: data: "),
     ):
-        begin = time.process_time()
         code = (
             "import sys; sys.argv = ['run.py', *sys.argv[1:]]\n"
             "from quantpipe.start import main\n"
@@ -33,7 +31,6 @@ def test_a_mistyped_path_is_answered_at_once_and_leaves_no_run(tmp_path: Path) -
         )  # fmt: skip
         assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
         assert done.stderr.rstrip().endswith(("ONNX model", "(from dataset.path)."))
-        assert time.process_time() - begin < 5
     assert not list(tmp_path.iterdir())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +143,10 @@ def test_pictures_and_what_is_none() -> None:
 
 @pytest.mark.program
 @pytest.mark.parametrize("count", [20, 2000, 10_000])
-def test_size_and_speed_of_large_pages(count: int) -> None:
-    """5 s and 5 MB for 2000 tensors; by processor time, so that a busy machine changes nothing."""
+def test_size_of_large_pages(count: int) -> None:
+    """At most 5 MB, for 10,000 tensors too."""
     report, figures = made(count)
-    begin = time.process_time()
-    html = render_html(report, figures)
-    assert len(html.encode()) < 5_000_000
-    assert time.process_time() - begin < (5 if count <= 2000 else 10)
+    assert len(render_html(report, figures).encode()) < 5_000_000
 
 
 @pytest.mark.program

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,9 +292,8 @@ def test_quantizers_of_32_bits_take_no_memory(copies: Copies) -> None:
             q.update(dtype="int32", bits=32, range=[-(1 << 31), (1 << 31) - 1])
 
     changed(root, "plan.json", widen)
-    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "stored tensors have at most 16" in str(verify_folder(root).wrong)
-    assert time.perf_counter() - begin < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 18  # KiB
 
 
