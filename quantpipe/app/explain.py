@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
 from quantpipe.errors import ArtifactError, ConfigError
-from quantpipe.pipeline.explain_settings import ShippedOptions
+from quantpipe.pipeline.explain_settings import TRAINING, ShippedOptions
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
+from quantpipe.train.train_options import TrainOptions
 from quantpipe.version import __version__
 
 THRESHOLDS = ("max_range", "percentile", "mse", "kl")
 """Options of the group that are tried for the whole run."""
+
+TRIAL_EPOCHS = 4
+"""Of the training that is tried: enough to see whether it gains anything."""
 
 STAGE = "explain"
 
@@ -85,13 +90,14 @@ def settings_of_run(
 
 
 def shipped() -> ShippedOptions:
-    """Return the options that are tried for the whole run."""
+    """Return the options that are tried for the whole run; of training, a trial of few epochs."""
     thresholds = {}
     for name in THRESHOLDS:
         found = compose.option("threshold", name)
         estimator = make(found["activations"], f"threshold={name}")
         thresholds[name] = (estimator, found["weights"]["method"])
-    return ShippedOptions(thresholds, recover_options(compose.option("recover", "default")))
+    trial = replace(TrainOptions(**compose.option("train", TRAINING)), epochs=TRIAL_EPOCHS)
+    return ShippedOptions(thresholds, recover_options(compose.option("recover", "default")), trial)
 
 
 def _refuse_other_version(report: Mapping[str, Any], path: Path) -> None:

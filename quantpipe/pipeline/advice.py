@@ -26,9 +26,11 @@ from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.precision import applied
 from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.settings import Settings
+from quantpipe.pipeline.train import refuse_untrainable, training_data
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import RecoverOptions, with_split_channels
 from quantpipe.scoring.kept import KeptScorer
+from quantpipe.train.train_options import NO_TRAINING, TrainOptions
 from quantpipe.types import AdviceRow, Point, Profile, Samples, Strategy, Topology
 from quantpipe.types.choice_key import ChoiceKind
 
@@ -38,6 +40,7 @@ class Change:
     """A change of a run's settings, in words and as it is pasted.
 
     `anew`: ranges are estimated again, also of tensors that the change does not name. `recover`: the steps that follow.
+    `train`: a training that begins with the run's result.
     """
 
     role: str
@@ -47,6 +50,7 @@ class Change:
     settings: Settings = field(repr=False)
     anew: bool = False
     recover: RecoverOptions | None = None
+    train: TrainOptions = NO_TRAINING
 
 
 class Quiet:
@@ -120,7 +124,10 @@ class Advisor:
             strategy = self._strategy(job, profile, change, other)
         job, overrides = job.with_topology_of(strategy), NO_OVERRIDES
         if change.recover is not None:
-            overrides = _recovered(job, strategy, profile, change.recover)
+            overrides = _recovered(job, strategy, profile, change.recover, NO_OVERRIDES)
+        if change.train.active:
+            refuse_untrainable(job)
+            overrides = _recovered(job, strategy, profile, RecoverOptions(()), self._found.overrides)
         return self._judged(job, strategy, overrides)
 
     def _with_more_channels(self, settings: Settings) -> Graph:
@@ -189,15 +196,23 @@ def _same_groups(before: Topology, after: Topology, own: Strategy, found: Strate
     ]
 
 
-def _recovered(job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions) -> Overrides:
+def _recovered(
+    job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions, start: Overrides
+) -> Overrides:
     settings = job.settings
     climbed = stages.recover(
         Problem(job.graph, job.topology, settings.spec, settings.schema),
-        stages.SearchedStrategy(strategy, NO_OVERRIDES, profile),
+        stages.SearchedStrategy(strategy, start, profile),
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(
-            options, settings.calibrate.memory_mb, settings.seed, base_of(job.estimator), settings.weight_method
+            options,
+            settings.calibrate.memory_mb,
+            settings.seed,
+            base_of(job.estimator),
+            settings.weight_method,
+            settings.train,
+            training_data(job),
         ),
     )
     return climbed.overrides

@@ -70,7 +70,7 @@ def _diagnosed(
     light = work * count <= WORK
 
     def affordable(change: Change) -> bool:
-        if profile is None:
+        if profile is None or change.train.active:
             return False
         if change.recover is not None:
             return work * len(job.inputs.calibrate) <= RECOVERY
@@ -89,7 +89,7 @@ def _diagnosed(
         "unmeasured": [
             {"change": change.words, "overrides": list(change.overrides)}
             for change in seen.left
-            if change.recover is not None
+            if change.recover is not None or change.train.active
         ],
         "passes": share * (seen.alone_passes + seen.evaluations),
         "seconds": time.perf_counter() - began,

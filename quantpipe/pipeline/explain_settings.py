@@ -10,6 +10,10 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.recover import RecoverOptions
 from quantpipe.search.options import whole
+from quantpipe.train.train_options import TrainOptions
+
+TRAINING = "lsq"
+"""The option of the group `train` that is tried."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class ExplainSettings:
 
 @dataclass(frozen=True, eq=False)
 class ShippedOptions:
-    """Options of the configuration that are tried for the whole run, by name: ranges, and the steps of recovery."""
+    """Options of the configuration that are tried for the whole run: ranges by name, recovery, a trial of training."""
 
     thresholds: Mapping[str, tuple[Estimator, WeightMethod]] = field(default_factory=dict)
     recover: RecoverOptions | None = None
+    train: TrainOptions | None = None

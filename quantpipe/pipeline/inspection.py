@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
@@ -67,8 +67,10 @@ def inspect(
     """Return a strategy's losses by place, and changes of the configuration with their gains, the best first.
 
     `profile` has the statistics of the decision, if known. `shipped` are options of the configuration that are tried
-    for the whole run.
+    for the whole run; training only after recovery that did not reach the objective.
     """
+    if not (found.overrides and found.report.get("shortfall")):
+        shipped = replace(shipped, train=None)
     settled = job.with_topology_of(found.strategy)
     spec, schema = job.settings.spec, job.settings.schema
     # Without recovery: its biases make up for errors elsewhere, so that none of its numbers is right alone.
@@ -96,7 +98,7 @@ def inspect(
     show = job.console.progress("advice")
     advice: list[AdviceRow] = []
     for number, change in enumerate(measured):
-        row = advisor.row(change, before)
+        row = advisor.row(change, now if change.train.active else before)
         advice += [] if row is None else [row]
         show(number + 1, len(measured), change.words)
     findings = () if profile is None else findings_of(job.graph, settled.topology, profile, settled.topology.kernel_of)

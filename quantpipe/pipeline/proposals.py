@@ -12,7 +12,7 @@ from quantpipe.calibrate.estimators import Estimator, MaxRange, Percentile
 from quantpipe.errors import ConfigError
 from quantpipe.pipeline.advice import Change, constraints_with, with_annotate
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.explain_settings import ShippedOptions
+from quantpipe.pipeline.explain_settings import TRAINING, ShippedOptions
 from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.types import Granularity, Strategy, TensorStats, Topology
 from quantpipe.types.choice_key import ChoiceKind, choice_key
@@ -84,6 +84,11 @@ class ChangeProposals:
         if shipped.recover is not None and not recovered:
             words, text = "better weights and biases", (override("recover", "default"),)
             yield Change("the whole run", (), words, text, settings, recover=shipped.recover)
+        if shipped.train is not None and not settings.train.active:
+            words = f"training, in a trial of {shipped.train.epochs} epochs"
+            trained = replace(settings, train=shipped.train)
+            text = (override("train", TRAINING),)
+            yield Change("the whole run", (), words, text, trained, train=shipped.train)
         if settings.profile is not None:
             other = replace(settings, profile=None)
             words = "statistics of the run's own samples"

@@ -83,3 +83,27 @@ def test_wrong_preprocessing_is_said_first(tmp_path: Path) -> None:
     answer = quantpipe.explain(result.folder, wrong, culprits=1)
     assert answer["doubts"]
     assert str(answer).lstrip().startswith("warning:")
+
+
+@pytest.mark.program
+def test_training_is_proposed_where_recovery_misses_the_objective(tmp_path: Path) -> None:
+    """The gain of the trial is measured on the samples of the search, from the recovered result on."""
+    pytest.importorskip("torch")
+    samples = DigitsDataset(samples={"train": 256})
+    narrow = {
+        "name": "narrow",
+        "like": "tensorrt",
+        "source": "a test",
+        "description": "few bits",
+        "weights": {"bits": 3},
+        "activations": {"bits": 4},
+    }
+    options = {"hardware": narrow, "recover": {"steps": ["rounding"]}}
+    missed = run(samples, tmp_path / "missed", **options)
+    answer = quantpipe.explain(missed.folder, samples, culprits=1)
+    trials = [row for row in answer["advice"] if row["overrides"] == ["train=lsq"]]
+    assert [row["loss_before"] for row in trials] == pytest.approx([answer["loss"]])
+    assert trials[0]["loss_after"] < trials[0]["loss_before"]
+    met = run(samples, tmp_path / "met", **options, objective={"tolerance": 100.0})
+    answer = quantpipe.explain(met.folder, samples, culprits=1)
+    assert not [row for row in answer["advice"] if row["overrides"] == ["train=lsq"]]
