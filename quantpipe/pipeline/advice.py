@@ -124,10 +124,10 @@ class Advisor:
             strategy = self._strategy(job, profile, change, other)
         job, overrides = job.with_topology_of(strategy), NO_OVERRIDES
         if change.recover is not None:
-            overrides = _recovered(job, strategy, profile, change.recover, NO_OVERRIDES)
+            overrides = _recovered(job, strategy, profile, change.recover)
         if change.train.active:
             refuse_untrainable(job)
-            overrides = _recovered(job, strategy, profile, RecoverOptions(()), self._found.overrides)
+            overrides = _recovered(job, strategy, profile, RecoverOptions(()), start=self._found.overrides)
         return self._judged(job, strategy, overrides)
 
     def _with_more_channels(self, settings: Settings) -> Graph:
@@ -197,7 +197,7 @@ def _same_groups(before: Topology, after: Topology, own: Strategy, found: Strate
 
 
 def _recovered(
-    job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions, start: Overrides
+    job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions, *, start: Overrides = NO_OVERRIDES
 ) -> Overrides:
     settings = job.settings
     climbed = stages.recover(
