@@ -11,7 +11,7 @@ from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.requantize import exponent_of
-from quantpipe.types import BiasScale, Kernel
+from quantpipe.types import BiasScale, HardwareSpec, Kernel
 
 
 def quantize_bias(builder: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
@@ -35,28 +35,27 @@ def quantize_bias(builder: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.fl
         if kernel.bias is None:
             return None
         real = builder.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
-    if builder.spec.bias_scale is BiasScale.OWN:
-        return _own_steps(builder, kernel, real, acc_scale)
-    steps = intmath.round_real(real / acc_scale.astype(np.float64))
-    if np.any(np.abs(steps) > builder.spec.bias.qmax):
+    step = bias_step(builder.spec, kernel.node, real, acc_scale.astype(np.float64))
+    steps = intmath.round_real(real / step)
+    if builder.spec.bias_scale is BiasScale.PRODUCT and np.any(np.abs(steps) > builder.spec.bias.qmax):
         raise HardwareError(
             f"its bias needs {np.abs(steps).max():.4g} steps, {builder.spec.bias} holds {builder.spec.bias.qmax}",
             stage="plan",
             where=kernel.node,
         )
-    return steps.astype(np.int64)
+    return (steps * (step / acc_scale.astype(np.float64))).astype(np.int64)
 
 
-def _own_steps(
-    builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
-) -> NDArray[np.int64]:
-    """Return a bias of few bits at the smallest power of two at which it fits, shifted to the accumulator.
+def bias_step(
+    spec: HardwareSpec, node: str, real: NDArray[np.float64], acc_scale: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the step of a stored bias `[C]`, `()` or `[C]`: the accumulator's scale, or a power of two of its own.
 
-    Where that power of two is not larger than the accumulator's scale, the bias is stored at the accumulator's.
+    The latter is the smallest at which a bias of few bits fits, and no smaller than the accumulator's scale.
     """
-    product = exponent_of(acc_scale, kernel.node)
+    if spec.bias_scale is BiasScale.PRODUCT:
+        return acc_scale
     largest = float(np.max(np.abs(real), initial=0.0))
-    least = math.ceil(math.log2(largest / builder.spec.bias.qmax)) if largest > 0 else product
-    exponent = max(product, least)
-    steps = intmath.round_real(real / 2.0**exponent)
-    return steps.astype(np.int64) << (exponent - product)
+    product = exponent_of(acc_scale, node)
+    least = math.ceil(math.log2(largest / spec.bias.qmax)) if largest > 0 else product
+    return np.asarray(2.0 ** max(product, least))

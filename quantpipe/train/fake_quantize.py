@@ -1,8 +1,8 @@
 """Round a tensor to a grid of integers, with the gradient that an algorithm gives the rounding.
 
 A grid has a scale s, a zero point z and integers from qmin to qmax. The result is s·(clip(R(x / s) + z) - z), where R
-rounds to the nearest integer, ties to even, as ONNX QuantizeLinear does. There are three kinds of gradients. In all of
-them x has 0 outside the grid.
+rounds as the device does, by default to the nearest integer, ties to even. There are three kinds of gradients. In all
+of them x has 0 outside the grid.
 
 `scale` is LSQ (arXiv 1902.08153). Inside, x has the gradient 1, and s has R(v) - v with v = x / s. Outside, s has the
 bound, and z has -s (LSQ+, arXiv 2004.09576).
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantpipe.types import FixedRounding, Rounding
+
 SCALE, CLIP, SOFT = "scale", "clip", "soft"
 
 DSQ_ALPHA = 0.4
@@ -33,7 +35,7 @@ DSQ_HEIGHT = 1 / (1 - DSQ_ALPHA)
 class TorchGrid:
     """Hold a grid as tensors: `scale` and `zero` float, `()` or shaped to broadcast; `low`, `high` are its real ends.
 
-    `zero`, `low` and `high` follow from learned numbers, as `scale` does.
+    `zero`, `low` and `high` follow from learned numbers, as `scale` does. `rounding`: of fractions to integers.
     """
 
     scale: Tensor
@@ -42,11 +44,12 @@ class TorchGrid:
     high: Tensor
     qmin: int
     qmax: int
+    rounding: Rounding = Rounding.HALF_EVEN
 
     def detached(self) -> TorchGrid:
         """Return the grid without gradients."""
         ends = (self.scale.detach(), self.zero.detach(), self.low.detach(), self.high.detach())
-        return TorchGrid(*ends, self.qmin, self.qmax)
+        return TorchGrid(*ends, self.qmin, self.qmax, self.rounding)
 
 
 def fake_quantize(x: Tensor, grid: TorchGrid, gradient: str, codes: Tensor | None = None) -> Tensor:
@@ -55,14 +58,33 @@ def fake_quantize(x: Tensor, grid: TorchGrid, gradient: str, codes: Tensor | Non
     `codes`: the integers q, where something else than rounding to the nearest has chosen them.
     """
     found: Tensor = _FakeQuantize.apply(
-        x, grid.scale, grid.zero, grid.low, grid.high, (grid.qmin, grid.qmax, gradient, codes)
+        x, grid.scale, grid.zero, grid.low, grid.high, (grid.qmin, grid.qmax, gradient, codes, grid.rounding)
     )
     return found
 
 
+def rounded(v: Tensor, rounding: Rounding) -> Tensor:
+    """Return the integers, as floats, that a rounding makes of a tensor."""
+    if rounding is Rounding.HALF_EVEN:
+        return torch.round(v)
+    below = torch.floor(v)
+    if rounding is Rounding.FLOOR:
+        return below
+    tie = v - below == 0.5
+    up = tie if rounding is Rounding.HALF_UP else tie & (v > 0)
+    return torch.where(tie, below + up.to(v), torch.round(v))
+
+
+def nearest_rounding(how: Rounding | FixedRounding) -> Rounding:
+    """Return where the rounding of a device's results puts ties; that of a double rounding is all but equal."""
+    if isinstance(how, Rounding):
+        return how
+    return Rounding.HALF_AWAY if how in (FixedRounding.DOUBLE, FixedRounding.SINGLE_AWAY) else Rounding.HALF_UP
+
+
 def codes_of(x: Tensor, grid: TorchGrid) -> Tensor:
     """Return the integers q of a tensor on the grid, as floats."""
-    return torch.clamp(torch.round(x / grid.scale) + grid.zero, grid.qmin, grid.qmax)
+    return torch.clamp(rounded(x / grid.scale, grid.rounding) + grid.zero, grid.qmin, grid.qmax)
 
 
 def scaled_gradient(x: Tensor, factor: float) -> Tensor:
@@ -81,16 +103,16 @@ class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
         *tensors, ctx.how = given
         ctx.save_for_backward(*tensors)
         x, scale, zero = tensors[:3]
-        qmin, qmax, _, codes = ctx.how
+        qmin, qmax, _, codes, rounding = ctx.how
         if codes is None:
-            codes = torch.round(x / scale).add_(zero).clamp_(qmin, qmax)
+            codes = rounded(x / scale, rounding).add_(zero).clamp_(qmin, qmax)
         return (codes - zero).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         x, scale, zero, low, high = ctx.saved_tensors
-        qmin, qmax, kind, codes = ctx.how
+        qmin, qmax, kind, codes, rounding = ctx.how
         v = x / scale
         shifted = v + zero
         below, above = shifted <= qmin, shifted >= qmax
@@ -99,9 +121,9 @@ class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
         if kind == SCALE:
             of_scale = of_zero = None
             if ctx.needs_input_grad[1]:
-                rounded = torch.round(v) if codes is None else codes - zero
+                nearest = rounded(v, rounding) if codes is None else codes - zero
                 bound = torch.where(below, qmin - zero, qmax - zero)
-                of_scale = _summed(gradient * torch.where(inside, rounded - v, bound), scale)
+                of_scale = _summed(gradient * torch.where(inside, nearest - v, bound), scale)
             if ctx.needs_input_grad[2]:
                 of_zero = _summed(gradient * ~inside * -scale, zero)
             return through, of_scale, of_zero, None, None, None

@@ -19,15 +19,34 @@ from quantpipe.graph.view import Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.rule import Family
 from quantpipe.plan import Overrides
+from quantpipe.plan.bias import bias_step
 from quantpipe.plan.pair_safe import in_own_type
-from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient
+from quantpipe.train.fake_quantize import (
+    CLIP,
+    SCALE,
+    SOFT,
+    TorchGrid,
+    fake_quantize,
+    nearest_rounding,
+    scaled_gradient,
+    straight_through,
+)
 from quantpipe.train.folded_convolutions import FoldedConvolution
 from quantpipe.train.network import FloatNetwork
 from quantpipe.train.range_parameters import RangeParameters
 from quantpipe.train.train_options import TrainOptions, takes_any_factor
 from quantpipe.train.trained_state import TrainedState, real_values, weight_start
 from quantpipe.train.weight_parameters import ALGORITHMS, LearnedWeight
-from quantpipe.types import Form, Kernel, Range, ScaleGroup, WeightSite, WeightTensor
+from quantpipe.types import (
+    Accumulate,
+    Form,
+    Kernel,
+    Range,
+    Rounding,
+    ScaleGroup,
+    WeightSite,
+    WeightTensor,
+)
 
 GRADIENTS = {"none": SCALE, "ste": SCALE, "lsq": SCALE, "pact": CLIP, "dorefa": CLIP, "dsq": SOFT}
 """Algorithm for activations -> the gradient of rounding."""
@@ -52,6 +71,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         self._kernels = {kernel.node: kernel for kernel in (*topology.kernels, *topology.weighted)}
         self._rounded_at = {k.output: k for k in topology.kernels if k.form is Form.QUANTIZED and not self._moves(k)}
         self._made_by = {k.output: k for k in topology.kernels}
+        self._rounding = nearest_rounding(state.problem.spec.requantize.rounding)
         self._start_weights()
         self._start_biases()
         self.to(device)
@@ -209,7 +229,8 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
             return value
         kernel = self._made_by.get(tensor)
         added = self._added_bias(tensor, value)
-        return added if kernel is None or tensor not in self._rounded_at else self._on_grid(tensor, added)
+        stored = kernel is not None and tensor in self._rounded_at
+        return self._on_grid(tensor, added, self._rounding) if stored else added
 
     def read(self, node: Node, port: int, value: Tensor) -> Tensor:
         """Return an operand on its grid, where a kernel reads in integers what no kernel has stored."""
@@ -231,7 +252,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         if tensor == kernel.weight and node.name not in self._folded_names:
             return self._weight(tensor, value)
         if tensor == kernel.bias and node.name in self._bias_names:
-            return self.biases[self._bias_names[node.name]].reshape(value.shape).to(value)
+            return self._bias(node.name).reshape(value.shape).to(value)
         return self.read(node, port, value)
 
     def call(self, node: Node, operands: list[Tensor | None]) -> Tensor | None:
@@ -250,6 +271,35 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
             self._values[tensor] = weight().to(value)
         return self._values[tensor]
 
+    def _bias(self, node: str) -> Tensor:
+        """Return a bias in whole steps, as the kernel adds it, with the gradient of the real one."""
+        real: Tensor = self.biases[self._bias_names[node]]
+        scale = self._accumulator_scale(node)
+        if scale is None:
+            return real
+        found = real.detach().double()
+        step = bias_step(self.state.problem.spec, node, found.cpu().numpy(), scale.cpu().numpy())
+        width = torch.from_numpy(step).to(found)
+        return straight_through((torch.round(found / width) * width).to(real), real)
+
+    def _accumulator_scale(self, node: str) -> Tensor | None:
+        """Return the real units of an accumulator step, float64 `()` or `[C]`; None where a kernel has no integers."""
+        kernel = self._kernels[node]
+        group = self.state.problem.topology.group_of.get(kernel.operands[0].tensor)
+        if not isinstance(self.state.plan.kernels.get(node), Accumulate) or group is None or kernel.weight is None:
+            return None
+        if group.key not in self._grids:
+            return None
+        name = self._weight_names.get(kernel.weight)
+        if name is None:
+            scale = torch.from_numpy(self.state.plan.weights[kernel.weight].scale.astype(np.float64))
+        else:
+            weight: LearnedWeight = self.weights[name]
+            scale = weight.grid(weight.shaped(None).detach()).scale.detach().double()
+        data = self._grids[group.key].scale.detach().double()
+        found: Tensor = scale.reshape(-1) * data.reshape(-1)
+        return found if len(found) > 1 else found[0]
+
     def _added_bias(self, tensor: str, value: Tensor) -> Tensor:
         """Return a result with the bias that recovery gave a kernel without one."""
         node = self.state.graph.producers.get(tensor)
@@ -259,7 +309,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         rule = rule_of(node)
         shape = [1] * value.ndim
         shape[(1 if rule is None else rule.output_axis) % value.ndim] = -1
-        return value + self.biases[self._bias_names[node.name]].reshape(shape).to(value)
+        return value + self._bias(node.name).reshape(shape).to(value)
 
     def _once(self, tensor: str, stored_as: str, value: Tensor) -> Tensor:
         key = (tensor, stored_as)
@@ -267,13 +317,14 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
             self._read[key] = self._on_grid(stored_as, value)
         return self._read[key]
 
-    def _on_grid(self, tensor: str, value: Tensor) -> Tensor:
+    def _on_grid(self, tensor: str, value: Tensor, rounding: Rounding = Rounding.HALF_EVEN) -> Tensor:
         group = self.state.problem.topology.group_of.get(tensor)
         if group is None or not value.is_floating_point():
             return value
         if group.key not in self._grids:
             self._grids[group.key] = self._seen(self.ranges.grid(group.key, value), value)
-        rounded = fake_quantize(value, self._grids[group.key], GRADIENTS[self.options.activations])
+        grid = replace(self._grids[group.key], rounding=rounding)
+        rounded = fake_quantize(value, grid, GRADIENTS[self.options.activations])
         if self.training and self.options.drop > 0:
             kept = torch.rand(value.shape, generator=self.generator, device=value.device) < self.options.drop
             return torch.where(kept, value, rounded)
