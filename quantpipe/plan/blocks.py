@@ -38,17 +38,7 @@ def spread(numbers: NDArray[Any], size: int, inputs: int) -> NDArray[Any]:
 
 
 def greatest_multiplier(blocks: Blocks, bits: int, widest: int, schema: TensorSchema) -> int:
-    """Return the largest multiplier with which every product by a code less its zero point fits a type.
-
-    Args:
-        blocks: how channels are divided.
-        bits: bits of a code.
-        widest: the largest integer that kernels multiply by.
-        schema: how ranges become scales.
-
-    Returns:
-        The multiplier, 1 where no other one fits.
-    """
+    """Return the largest multiplier with which every product by a code less its zero point fits a type."""
     furthest = (1 << bits) - 1 if schema.symmetry is Symmetry.ASYMMETRIC else 1 << (bits - 1)
     return max(1, min((1 << blocks.multiplier_bits) - 1, widest // furthest))
 
@@ -64,16 +54,8 @@ def in_blocks(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], BlockGrid]:
     """Return the integers of a weight in blocks with integer multipliers: w = s_c · m_b · (code - z_b).
 
-    Args:
-        rows: the real weights, `[C, I, T]`.
-        ends: the minimum and maximum real value of each channel, `[C]` or `[1]`.
-        bits: bits of a code.
-        widest: the largest integer that kernels multiply by.
-        blocks: how channels are divided.
-        schema: how ranges become scales.
-
-    Returns:
-        The integers m_b · (code - z_b) `[C, I, T]`, the scales `[C]` or `[1]`, and what the blocks have.
+    `rows`: the real weights, `[C, I, T]`. `ends`: the minimum and maximum real value of each channel, `[C]` or `[1]`.
+    Returns the integers m_b · (code - z_b) `[C, I, T]`, the scales `[C]` or `[1]`, and what the blocks have.
     """
     most = greatest_multiplier(blocks, bits, widest, schema)
     least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
@@ -100,15 +82,8 @@ def fitted(
 
     The multiplier is the best of some shares of what a block's own range needs.
 
-    Args:
-        rows: the real weights, `[C, I, T]`.
-        scale: the scales, `[C]` or `[1]`.
-        grid: a grid of the same size and bounds.
-        schema: how ranges become scales.
-        importance: what the square of an error counts, `[1 or C, I, T]`; None: all the same.
-
-    Returns:
-        The grid with its multipliers and zero points.
+    `rows`: the real weights, `[C, I, T]`. `scale`: the scales, `[C]` or `[1]`. `importance`: what the square of an
+    error counts, `[1 or C, I, T]`; None: all the same.
     """
     low, high = _ranges(rows, grid.size)
     affine = schema.symmetry is Symmetry.ASYMMETRIC
@@ -141,17 +116,9 @@ def with_scales(
 ) -> tuple[NDArray[np.float32], BlockGrid]:
     """Return a float scale and a zero point of each block, of smallest squared error: w = s_cb · (code - z_cb).
 
-    Args:
-        rows: the real weights, `[C, I, T]`.
-        ends: the minimum and maximum real value of each channel, `[C]` or `[1]`.
-        bits: bits of a code.
-        dtype: what codes are stored in.
-        size: input channels of a block.
-        schema: how ranges become scales.
-        importance: what the square of an error counts, `[1 or C, I, T]`; None: all the same.
-
-    Returns:
-        The scales `[C, B]`, and the grid with the zero points.
+    `rows`: the real weights, `[C, I, T]`. `ends`: the minimum and maximum real value of each channel, `[C]` or `[1]`.
+    `importance`: what the square of an error counts, `[1 or C, I, T]`; None: all the same. Returns the scales `[C, B]`,
+    and the grid with the zero points.
     """
     low, high = _ranges(rows, size)
     least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
@@ -176,13 +143,7 @@ def with_scales(
 def steps_of(scale: NDArray[np.float32], grid: BlockGrid, inputs: int) -> Floats:
     """Return what one step of a code is worth in real units at each input channel, `[C, I, 1]`.
 
-    Args:
-        scale: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
-        grid: what the blocks have.
-        inputs: I.
-
-    Returns:
-        The steps, float64.
+    `scale`: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks. Returns the steps, float64.
     """
     own = scale.astype(np.float64) if scale.ndim == 2 else scale.astype(np.float64)[:, np.newaxis]
     return spread(own * grid.multiplier, grid.size, inputs)
@@ -191,13 +152,8 @@ def steps_of(scale: NDArray[np.float32], grid: BlockGrid, inputs: int) -> Floats
 def integers(rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid) -> NDArray[np.int64]:
     """Return what a weight in blocks is held in, `[C, I, T]`, of real weights rounded to the nearest code.
 
-    Args:
-        rows: the real weights, `[C, I, T]`.
-        scale: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
-        grid: what the blocks have.
-
-    Returns:
-        m_b · (code - z_b), which kernels multiply by, or the code where blocks have float scales; int64.
+    `rows`: the real weights, `[C, I, T]`. `scale`: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
+    Returns m_b · (code - z_b), which kernels multiply by, or the code where blocks have float scales; int64.
     """
     inputs = rows.shape[1]
     zero, multiplier = (spread(v, grid.size, inputs) for v in (grid.zero_point, grid.multiplier))
@@ -207,15 +163,7 @@ def integers(rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid) ->
 
 
 def real_weight(weight: WeightTensor, channel_axis: int) -> NDArray[np.float32]:
-    """Return the real values of a weight whose blocks have float scales, as DequantizeLinear gives them.
-
-    Args:
-        weight: the weight.
-        channel_axis: its axis of output channels.
-
-    Returns:
-        f32(code - z) · f32(s), in the weight's own shape.
-    """
+    """Return the real values of a weight whose blocks have float scales, as DequantizeLinear gives them."""
     grid, rows = weight.block, rows_of(weight.values, channel_axis)
     assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
     scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (weight.scale, grid.zero_point))

@@ -17,9 +17,8 @@ from quantpipe.types import Device, Form, Kernel
 def plan_device(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Device:
     """Plan a kernel of a plug-in package.
 
-    Raises:
-        HardwareError: where the hardware file has it read or pass on an accumulator.
-        ConfigError: naming the package, where its rule raises, or gives what the integer form cannot use.
+    Raises HardwareError where the hardware file has it read or pass on an accumulator. Raises ConfigError, naming the
+    package, where its rule raises, or gives what the integer form cannot use.
     """
     op = extend.op_of(kernel.op)
     assert op is not None  # noqa: S101  (its rule is there; narrows the type)

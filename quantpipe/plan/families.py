@@ -40,8 +40,7 @@ from quantpipe.types import (
 def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
     """Return the numbers of one kernel, as the family of its op forms them.
 
-    Raises:
-        HardwareError: for numbers that the device cannot hold, with the kernel's name.
+    Raises HardwareError for numbers that the device cannot hold, with the kernel's name.
     """
     try:
         return _FAMILIES.get(rule.family, _move)(builder, kernel, rule)

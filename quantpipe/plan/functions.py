@@ -20,9 +20,8 @@ MOST_WIDE = 1 << 52
 def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
     """Plan a MatMul of two stored tensors.
 
-    Raises:
-        HardwareError: for what no back end computes exactly: sums beyond the accumulator, beyond int32 of 8-bit
-            tensors, beyond float64 of 16-bit ones, pairs that may saturate.
+    Raises HardwareError for what no back end computes exactly: sums beyond the accumulator, beyond int32 of 8-bit
+    tensors, beyond float64 of 16-bit ones, pairs that may saturate.
     """
     a, b = _stored(builder, kernel)
     wide = max(a.dtype.bits, b.dtype.bits) > 8
@@ -51,8 +50,7 @@ def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
 def plan_lookup(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     """Plan a function of one stored tensor as a table.
 
-    Raises:
-        HardwareError: where the result would be passed on as an accumulator.
+    Raises HardwareError where the result would be passed on as an accumulator.
     """
     (data,) = _stored(builder, kernel)
     if kernel.form is Form.RAW:

@@ -13,8 +13,7 @@ from quantpipe.types import DType, LoopProduct, LoopSite
 def loop_products(builder: PlanBuilder, site: LoopSite) -> tuple[LoopProduct, ...]:
     """Return the numbers of a loop's products, in the order of its body.
 
-    Raises:
-        HardwareError: where a sum may leave int32.
+    Raises HardwareError where a sum may leave int32.
     """
     data, found = builder.quantizers[site.state], []
     for node, tensor in site.products:

@@ -48,11 +48,6 @@ def pair_safe(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor) -> Wei
 
     Integers that may change get a pair-safe scale. Others (given by the model, or already chosen by recovery) are
     stored as uint8 with 128 as zero point, which every processor multiplies exactly, x86 at more time.
-
-    Args:
-        builder: the plan so far.
-        kernel: the accumulating kernel.
-        weight: its integer weights.
     """
     data = builder.quantizers[kernel.operands[0].tensor]
     topology = builder.topology
@@ -91,12 +86,6 @@ def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
     """Return integers of `[…, K]` weights in steps, neighbours along the last axis as pairs of at most `most`.
 
     A pair of equal sign beyond the limit gets the two nearest integers whose magnitudes add up to it.
-
-    Args:
-        steps: w / s.
-        low: smallest integer.
-        high: largest integer.
-        most: the largest sum of two magnitudes.
     """
     found = intmath.nearest_step(steps, low, high)
     odd = steps.shape[-1] % 2

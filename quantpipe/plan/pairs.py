@@ -40,17 +40,8 @@ MOST_PER_CHANNEL = 500
 def saturating_pairs(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
     """Return the pairs of an accumulating kernel that some input can drive out of int16 on the device.
 
-    Args:
-        builder: the plan in the making.
-        kernel: the accumulating kernel.
-        weight: its integer weights.
-        data: how its input is stored.
-
-    Returns:
-        The pairs, or None where there are none.
-
-    Raises:
-        HardwareError: where they are too many to be simulated exactly, or the op's order of products is not known.
+    Returns the pairs, or None where there are none. Raises HardwareError where they are too many to be simulated
+    exactly, or the op's order of products is not known.
     """
     if builder.spec.isa is not Isa.AVX2 or not _in_pairs(builder.graph, builder.topology, kernel, weight, data=data):
         return None
@@ -94,15 +85,7 @@ def needs_wide_pairs(
     Where the order of products is not known, any two weights count as a pair. The sums of such a kernel are exact only
     on CPUs that add pairs in more than 16 bits.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        kernel: the accumulating kernel.
-        weight: its integer weights.
-        data: how its input is stored.
-
-    Returns:
-        True where a sum of two products can leave int16.
+    Returns True where a sum of two products can leave int16.
     """
     if not _in_pairs(graph, topology, kernel, weight, data=data):
         return False
@@ -130,10 +113,7 @@ def kernels_with_wide_pairs(graph: Graph, topology: Topology, plan: QuantPlan) -
 def saturates(values: NDArray[Any], channel_axis: int, largest: int) -> bool:
     """Return whether some input drives a pair of products out of int16.
 
-    Args:
-        values: integer weights, in the weight's own shape.
-        channel_axis: its axis of output channels.
-        largest: the largest code of the uint8 input.
+    `values`: integer weights, in the weight's own shape. `largest`: the largest code of the uint8 input.
     """
     low, high = (int(ends(values, initial=0)) for ends in (np.min, np.max))
     if 2 * largest * max(high, -low) <= DType.INT16.qmax:  # any two weights fit
@@ -146,9 +126,7 @@ def channel_sums(values: NDArray[Any], channel_axis: int) -> NDArray[np.int64]:
 
     Where the order of products is not known, any two weights are a pair.
 
-    Args:
-        values: integer weights, in the weight's own shape.
-        channel_axis: its axis of output channels.
+    `values`: integer weights, in the weight's own shape.
     """
     rows = kernel_order(values, channel_axis)
     if rows is None:
@@ -173,17 +151,8 @@ def pair_limit(
 ) -> int | None:
     """Return the largest magnitude of two weights of a pair together, where the device gives them a limit.
 
-    Args:
-        spec: the device.
-        graph: the graph.
-        topology: what of it runs in integers.
-        kernel: the accumulating kernel.
-        weight: its integer weights.
-        data: how its input is stored.
-
-    Returns:
-        The limit; None where any integers are exact on every processor, or where the kernel is made exact in another
-        way (zero points, blocks).
+    Returns the limit; None where any integers are exact on every processor, or where the kernel is made exact in
+    another way (zero points, blocks).
     """
     free = weight.block is None and not weight.has_zero_point and spec.isa is Isa.ANY
     if not free or not _in_pairs(graph, topology, kernel, weight, data=data):
@@ -219,12 +188,7 @@ def largest_pair(data: Quantizer) -> int:
 def kernel_order(values: NDArray[Any], channel_axis: int) -> NDArray[Any] | None:
     """Return weights by output channel, with the two weights of a pair next to each other.
 
-    Args:
-        values: weights in their own shape.
-        channel_axis: the axis of output channels.
-
-    Returns:
-        `[O, K]` or `[O, window …, C]`; None where the order of the kernel is not known.
+    Returns `[O, K]` or `[O, window …, C]`; None where the order of the kernel is not known.
     """
     if values.ndim == 2:
         return np.moveaxis(values, channel_axis, 0)

@@ -72,16 +72,8 @@ class Planner:
     ) -> QuantPlan:
         """Return all numbers of a strategy.
 
-        Args:
-            strategy: bits and ranges of each tensor.
-            overrides: numbers of accuracy recovery that take the place of others.
-            kernels: plan these kernels only, with those whose accumulators they read; None: all.
-
-        Returns:
-            The plan.
-
-        Raises:
-            HardwareError: where the device cannot express one of the numbers.
+        `kernels`: plan these kernels only, with those whose accumulators they read; None: all. Raises HardwareError
+        where the device cannot express one of the numbers.
         """
         topology = self._topology if kernels is None else self._topology.restricted(kernels)
         strategy = overrides.applied(strategy)
@@ -130,14 +122,8 @@ class Planner:
     ) -> WeightTensor:
         """Return the integer weights of one constant: q = clamp(rint(w / s) + z).
 
-        Args:
-            tensor: the constant.
-            bits: its bits.
-            thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
-            dtype: what they are stored in (None: the type of the topology); the numbers do not depend on it.
-
-        Returns:
-            The integers with their scales.
+        `thresholds`: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units. `dtype`: what they are stored in
+        (None: the type of the topology); the numbers do not depend on it.
         """
         site = self._topology.weight_of[tensor]
         dtype = dtype or site.dtype

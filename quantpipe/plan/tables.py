@@ -32,15 +32,8 @@ BLOCK = 1 << 18
 def row_table(tensor: str, table: NDArray[Any], bits: int, limits: TableLimits, *, outside: bool = False) -> RowTable:
     """Return the integers of a table with the numbers of each row.
 
-    Args:
-        tensor: its name.
-        table: the real values, `[R, …]` float32.
-        bits: the width of an integer.
-        limits: how the device stores tables.
-        outside: whether the integers go to a file of their own, as the table lies in one.
-
-    Returns:
-        The integers, scales and offsets.
+    `table`: the real values, `[R, …]` float32. `outside`: whether the integers go to a file of their own, as the table
+    lies in one.
     """
     rows = table.reshape(len(table), -1)
     kind = np.dtype(np.uint8 if limits.offset else np.int8)

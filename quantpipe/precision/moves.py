@@ -87,13 +87,7 @@ def raised_moves(graph: Graph, topology: Topology, keys: Collection[str]) -> tup
 
     A layer that reads a tensor of more bits runs in the wider type, in which more bits of its weight cost nothing.
 
-    Args:
-        graph: The model.
-        topology: What runs in integers.
-        keys: Scale groups and weights that may be raised.
-
-    Returns:
-        The moves, by the keys of the choices of bits; inputs of the model are one move each.
+    Returns the moves, by the keys of the choices of bits; inputs of the model are one move each.
     """
     groups = {group.key: group for group in topology.groups if group.key in keys}
     makers = {key: producer.name for key in groups if (producer := graph.producers.get(key)) is not None}

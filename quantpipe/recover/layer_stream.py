@@ -100,12 +100,7 @@ class UnitRunner:
     def sessions(self, wanted: Sequence[Weight], pool: Executor) -> list[Session]:
         """Return the unit with some weights, each a key that tells it from others, and what gives it.
 
-        Args:
-            wanted: the weights; (None, None) is the unit's own.
-            pool: makes those side by side that were not there before.
-
-        Returns:
-            The sessions.
+        `wanted`: the weights; (None, None) is the unit's own.
         """
         makes = {key if self.weight is not None else None: make for key, make in wanted}
         missing = [key for key in makes if key not in self._sessions]
@@ -253,11 +248,7 @@ class LayerStream:
     def offer(self, index: int, number: int, how: UnitRounding, outputs: Mapping[str, Array]) -> None:
         """Keep what a unit made in the quantized model, for the case that this is what is decided.
 
-        Args:
-            index: the unit.
-            number: the batch.
-            how: what it was made with.
-            outputs: what it makes, by tensor.
+        `outputs`: what it makes, by tensor.
         """
         for tensor in self._read_on(index):
             self._reached.put(tensor, number, outputs[tensor])

@@ -43,20 +43,9 @@ def calibrate_layers(
 ) -> Calibrated:
     """Ask the calibrators for every kernel, in graph order, and put what they decide into the table's estimator.
 
-    Args:
-        problem: the network with its device and schema.
-        table: the ranges that it begins with, of a `DecidedEstimator`, which is filled.
-        strategy: the bits that decisions are about.
-        samples: the calibration samples.
-        choosing: who decides.
-        memory_mb: what the walk may take: a quarter for tensors between layers, half for layers that run.
-        progress: is told how far the walk is.
-
-    Returns:
-        What was decided.
-
-    Raises:
-        ConfigError: naming the package, for a calibrator that raises or decides what is not legal.
+    `table`: the ranges that it begins with, of a `DecidedEstimator`, which is filled. `memory_mb`: what the walk may
+    take: a quarter for tensors between layers, half for layers that run. Raises ConfigError, naming the package, for a
+    calibrator that raises or decides what is not legal.
     """
     decided = table.estimator
     assert isinstance(decided, DecidedEstimator)  # noqa: S101  (chosen so by the caller; narrows the type)

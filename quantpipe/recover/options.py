@@ -93,8 +93,7 @@ class RecoverOptions:
     def items(self) -> tuple[StepItem, ...]:
         """Return the steps with their parameters.
 
-        Raises:
-            ConfigError: for what no step is called, or takes.
+        Raises ConfigError for what no step is called, or takes.
         """
         return tuple(self._item(given) for given in self.steps)
 

@@ -110,8 +110,7 @@ class Work:
     def plan(self, state: State) -> QuantPlan:
         """Return the plan of a state.
 
-        Raises:
-            HardwareError: when the device cannot express the state.
+        Raises HardwareError when the device cannot express the state.
         """
         return Problem(state.graph, state.topology, self.spec, self.schema).plan(self.strategy, state.overrides)
 

@@ -253,8 +253,7 @@ def _any_log(path: Path, *, stage: str) -> tuple[dict[str, str], bool, list[byte
 def find_trial(path: Path, number: int) -> LoggedTrial:
     """Return the trial of this number in a log of any origin.
 
-    Raises:
-        ArtifactError: where there is none.
+    Raises ArtifactError where there is none.
     """
     origin, sealed, lines = _any_log(path, stage="replay")
     found = []

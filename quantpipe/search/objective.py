@@ -343,8 +343,7 @@ def cost_kind(name: str) -> CostKind:
 def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     """Return the weights of outputs (`objective.outputs`), by name.
 
-    Raises:
-        ConfigError: for what is none.
+    Raises ConfigError for what is none.
     """
     if given is None:
         return ()

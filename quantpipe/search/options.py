@@ -27,17 +27,7 @@ def check_enum(key: str, value: Any, kind: type[E]) -> E:
 def whole(key: str, value: Any, *, least: int, also: str = "") -> int:
     """Return a whole number of at least `least` (a bool is no number).
 
-    Args:
-        key: the key of the configuration, as errors name it.
-        value: the value of the configuration.
-        least: the smallest legal number.
-        also: what else is legal, as errors say it.
-
-    Returns:
-        The number.
-
-    Raises:
-        ConfigError: for anything else.
+    `also`: what else is legal, as errors say it. Raises ConfigError for anything else.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise illegal(key, value, f"an integer of at least {least}{also}")
@@ -55,19 +45,7 @@ def real(
 ) -> float:
     """Return a finite number in the interval (above, most], at least `least`.
 
-    Args:
-        key: the key of the configuration, as errors name it.
-        value: the value of the configuration.
-        above: what the number must exceed.
-        least: the smallest legal number.
-        most: the largest legal number.
-        also: what else is legal, as errors say it.
-
-    Returns:
-        The number.
-
-    Raises:
-        ConfigError: for anything else.
+    `also`: what else is legal, as errors say it. Raises ConfigError for anything else.
     """
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (math.isfinite(number) and number > above and least <= number <= most):

@@ -43,8 +43,7 @@ class Pick:
     def parse(cls, text: str) -> Pick:
         """Return the rule that a text states.
 
-        Raises:
-            ConfigError: for anything that is no rule.
+        Raises ConfigError for anything that is no rule.
         """
         rule, colon, amount = str(text).partition(":")
         if rule in ("knee", "best") and not colon:

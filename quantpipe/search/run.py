@@ -56,16 +56,6 @@ def run_search(
 
     The app turns SIGTERM into KeyboardInterrupt. An interrupt before the first trial has no result and is raised again;
     every other exception passes through. The same seed and log resume where an earlier run ended.
-
-    Args:
-        algorithm: the search algorithm.
-        space: the choices.
-        evaluator: answers points within the budget.
-        objective: which of two scores is better.
-        seed: the seed of all chance.
-
-    Returns:
-        What the search found.
     """
     if evaluator.objective != objective:
         raise ValueError(f"the evaluator keeps the best by another objective: {evaluator.objective} and {objective}")

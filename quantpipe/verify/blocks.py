@@ -14,13 +14,7 @@ from quantpipe.verify.files import expect
 def expect_blocks(entry: Mapping[str, Any], weight: NDArray[Any], name: str) -> None:
     """Check the integers of a weight against what plan.json says of its blocks.
 
-    Args:
-        entry: the weight in plan.json.
-        weight: its integers, in the layout of the float weight.
-        name: the weight, as errors name it.
-
-    Raises:
-        Wrong: where an integer is no such product, or a code is beyond the bits.
+    `weight`: its integers, in the layout of the float weight.
     """
     block, axis = entry.get("block"), int(entry["channel_axis"])
     if block is None:
@@ -40,16 +34,7 @@ def expect_blocks(entry: Mapping[str, Any], weight: NDArray[Any], name: str) -> 
 
 
 def expect_codes(ends: Any, bits: int, name: str) -> None:
-    """Check that the ends of codes are those of a number of bits: of signed ones, the smallest left out or not.
-
-    Args:
-        ends: the minimum and maximum code.
-        bits: how many bits a code has.
-        name: the weight, as errors name it.
-
-    Raises:
-        Wrong: for any other ends.
-    """
+    """Check that the ends of codes are those of a number of bits: of signed ones, the smallest left out or not."""
     half = 1 << (bits - 1)
     expect(
         list(ends) in ([-half, half - 1], [1 - half, half - 1]), name, f"its codes {list(ends)} are not of {bits} bits"

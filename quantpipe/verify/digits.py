@@ -19,18 +19,7 @@ Array = NDArray[Any]
 
 
 def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any], *, where: str) -> None:
-    """Check that every pair of digits of data (up to `peak`) and weights has sums that float32 holds.
-
-    Args:
-        weight: integers less their zero points.
-        axis: their axis of output channels.
-        peak: largest magnitude of the data.
-        carried: what the certificate says of the digits.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where a sum may be inexact.
-    """
+    """Check that every pair of digits of data (up to `peak`) and weights has sums that float32 holds."""
     count, bits = (int(v) for v in carried["data"])
     first = _round_half_even(peak, (count - 1) * bits)
     most_data = first if count == 1 else max(first, 1 << (bits - 1))
@@ -41,16 +30,7 @@ def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any
 
 
 def digits(values: Array, count: int, bits: int) -> Iterator[Array]:
-    """Yield the integers whose sum, times powers of 2^bits, is `values`; the largest first, halves to even.
-
-    Args:
-        values: integers of any shape.
-        count: how many digits there are.
-        bits: the width of a digit.
-
-    Returns:
-        One array in the same shape per digit.
-    """
+    """Yield the integers whose sum, times powers of 2^bits, is `values`; the largest first, halves to even."""
     rest = values.astype(np.int64)
     for place in range(count - 1, 0, -1):
         below = rest >> (place * bits)
@@ -73,16 +53,7 @@ def expect_parts(
 
     The parts must be all of the channels, and each one's sums (with the bias, where there is one part) below 2^24.
 
-    Args:
-        weight: integers less their zero points, `[Cin, ...]`.
-        peaks: largest magnitude of the whole sum per output channel.
-        peak: largest magnitude of the input.
-        parts: first and last channel of each part.
-        half: what rounding adds.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where that is not so.
+    `weight`: integers less their zero points, `[Cin, ...]`.
     """
     edges = [0, *(int(p[1]) for p in parts)]
     whole = [[a, b] for a, b in itertools.pairwise(edges)]

@@ -23,15 +23,7 @@ FLOAT32 = 1
 
 
 def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
-    """Check the weight of every node that multiplies floats by integers.
-
-    Args:
-        plan: plan.json.
-        model: the model.
-
-    Raises:
-        Wrong: where codes, scales or zero points are not those of plan.json.
-    """
+    """Check the weight of every node that multiplies floats by integers."""
     for name, said in plan.get("weighted", {}).items():
         weight, entry = str(said["weight"]), plan["weights"].get(said["weight"])
         expect(entry is not None and "block" in entry, name, f"plan.json has no weight {weight} in blocks")

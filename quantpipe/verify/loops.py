@@ -23,15 +23,7 @@ SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 
 
 def check_loops(plan: Mapping[str, Any], model: Model) -> set[str]:
-    """Check every loop with integer products; returns the nodes that store first states, by name: real ones around.
-
-    Args:
-        plan: plan.json.
-        model: the model.
-
-    Raises:
-        Wrong: where weights, scales, zero points or bounds are not those of plan.json.
-    """
+    """Check every loop with integer products; returns the nodes that store first states, by name: real ones around."""
     storing: set[str] = set()
     for name, said in plan.get("loops", {}).items():
         node = next((n for n in model.nodes if n.name == name), None)

@@ -104,9 +104,6 @@ class Model:
         """End walks at constants that kernels read as data, whichever of their readers a walk comes from.
 
         What a further reader has of one, an equal copy or a Reshape to its own shape, is the constant from here on.
-
-        Args:
-            names: the constants.
         """
         self.stops |= names
         same: dict[str, str] = {}
@@ -131,16 +128,8 @@ class Model:
     def run(self, value: str, feeds: Mapping[str, Array], rows: slice = ALL) -> Array:
         """Return a value as a function of others, element by element.
 
-        Args:
-            value: the value to compute.
-            feeds: the values that are given.
-            rows: some channels only, where the fed values are theirs.
-
-        Returns:
-            The value, in the shape that the feeds broadcast to.
-
-        Raises:
-            Wrong: where something else than element-wise ops lies between them.
+        `rows`: some channels only, where the fed values are theirs. Raises Wrong where something else than element-wise
+        ops lies between them.
         """
         done = dict(feeds)
         return self._run(value, done, rows)

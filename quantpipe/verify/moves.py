@@ -22,11 +22,7 @@ class Moved(Written):
     """Check one kernel that keeps the scale."""
 
     def check(self) -> None:
-        """Check that an op which only moves values does so as plan.json says.
-
-        Raises:
-            Wrong: naming what differs.
-        """
+        """Check that an op which only moves values does so as plan.json says."""
         raw = self.plan["result"]["form"] == "raw"
         if raw:
             tensor = self.plan["reads"][0]["tensor"]

@@ -33,15 +33,9 @@ BY_CHANNEL = ("multiplier", "q31", "left_shift")
 def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDArray[np.float64]) -> Ints:
     """Return the smallest argument in [low, high] at which a rising function reaches each level.
 
-    Args:
-        function: the function, of arguments `[C, K]`.
-        levels: the levels, `[K]`.
-        low: least argument, `[C, 1]`.
-        high: largest argument, `[C, 1]`.
-        near: where to look first, `[C or 1, K]`.
-
-    Returns:
-        The arguments, `[C, K]`; high + 1 where a level is not reached.
+    `function`: the function, of arguments `[C, K]`. `levels`: the levels, `[K]`. `low`: least argument, `[C, 1]`.
+    `high`: largest argument, `[C, 1]`. `near`: where to look first, `[C or 1, K]`. Returns the arguments, `[C, K]`;
+    high + 1 where a level is not reached.
     """
     shape = (len(low), len(levels))
     found = np.broadcast_to(np.clip(np.ceil(near), low, high + 1).astype(np.int64), shape).copy()

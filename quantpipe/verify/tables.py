@@ -27,15 +27,8 @@ def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, f
                  *, where: str) -> None:  # fmt: skip
     """Check that a table holds the function of each code.
 
-    Args:
-        table: the entries, `[rows, codes]`.
-        function: its definition in plan.json.
-        data: q - z of each code, and its scale.
-        out: scale, zero point, minimum and maximum entry.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where an entry is another.
+    `table`: the entries, `[rows, codes]`. `data`: q - z of each code, and its scale. `out`: scale, zero point, minimum
+    and maximum entry.
     """
     scale, zero, low, high = out
     real = (data[0].astype(np.float32) * np.float32(data[1])).astype(np.float64)
@@ -55,13 +48,7 @@ def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, f
 def value_of(function: Mapping[str, Any], real: Array, rows: int) -> Array:
     """Return the values of a function, in float64.
 
-    Args:
-        function: its definition in plan.json.
-        real: the arguments, `[codes]`.
-        rows: the number of rows.
-
-    Returns:
-        `[rows, codes]`; NaN where the function has no value.
+    `real`: the arguments, `[codes]`. Returns `[rows, codes]`; NaN where the function has no value.
     """
     name = str(function["op"])
     expect(name in FUNCTIONS, "certificate.json", f"the function {name} has no definition here")

@@ -258,17 +258,7 @@ def narrowing_equal(
     The accumulators are first saturated to the bounds of `reach`. The result must depart from the exact product as
     claimed.
 
-    Args:
-        model: the realized model.
-        result: the narrowed value.
-        types: accumulators and their NumPy types.
-        numbers: the entry of plan.json.
-        reach: minimum and maximum accumulator, `[C]` each, and the bounds.
-        claim: what the certificate says of departures.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where that is not so.
+    `reach`: minimum and maximum accumulator, `[C]` each, and the bounds.
     """
     bounds = reach.bounds
     low, high = (np.asarray(v, np.int64).reshape(-1) for v in (reach.low, reach.high))
@@ -313,16 +303,6 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
     """Check that the model narrows by the multiplier that plan.json names.
 
     Another one is wrong even if no accumulator that can be reached shows it.
-
-    Args:
-        model: the realized model.
-        result: the narrowed value.
-        sources: the accumulators.
-        numbers: the entry of plan.json.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where the model has another multiplier.
     """
     key, dtype = {"fixed_point": ("q31", np.int64), "float_multiplier": ("multiplier", np.float32)}.get(
         numbers["kind"], (None, None)
@@ -340,18 +320,7 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
 
 
 def expect_equal(found: Array, expected: Array, points: Array, where: str, *, channel: int = 0) -> None:
-    """Check that two functions are equal at some points.
-
-    Args:
-        found: what the model gives.
-        expected: what the specification gives.
-        points: the arguments.
-        where: the kernel, as errors name it.
-        channel: the channel of the first row.
-
-    Raises:
-        Wrong: with the first point at which they differ.
-    """
+    """Check that two functions are equal at some points."""
     found, expected, points = np.broadcast_arrays(found, expected, points)
     wrong = np.argwhere(found != expected)
     if len(wrong):

@@ -34,8 +34,7 @@ Maker = Callable[[PlanBuilder, Kernel, ProgramWriter], Made]
 def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     """Plan a function of rows as the device forms it.
 
-    Raises:
-        HardwareError: where the result would be passed on as an accumulator, or a value could leave its type.
+    Raises HardwareError where the result would be passed on as an accumulator, or a value could leave its type.
     """
     kind = builder.function(kernel) or rule.kinds[0]
     if kernel.form is Form.RAW or any(o.form is not Form.QUANTIZED for o in kernel.operands):

@@ -61,17 +61,7 @@ def solve_blocks(
     Multipliers (or float scales) and zero points of the blocks are chosen again, by the diagonal of H. The scale of a
     channel stays, unless its bias needs a greater one.
 
-    Args:
-        weight: the float weights, `[G, O, K]`.
-        moments: moments of the layer's input.
-        start: the weight as the plan has it.
-        floor: the smallest scale that the bias allows, `[C]`, or all alike.
-        schema: how ranges become scales.
-        options: how the weights are found.
-        layout: where the weights lie.
-
-    Returns:
-        The solution, whose integers are those that the weight is held in, the scales and what the blocks have.
+    `weight`: the float weights, `[G, O, K]`. `floor`: the smallest scale that the bias allows, `[C]`, or all alike.
     """
     assert start.block is not None  # noqa: S101  (chosen so by the caller; narrows the type)
     unit = unit_of(moments, options)

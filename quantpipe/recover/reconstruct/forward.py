@@ -144,12 +144,7 @@ def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:
 def dequantized(rows: Array, quantizer: Quantizer) -> NDArray[np.float32]:
     """Return the real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits.
 
-    Args:
-        rows: integers of any shape, of at most 16 bits.
-        quantizer: how they are stored.
-
-    Returns:
-        The real values, float32 in the same shape.
+    `rows`: integers of any shape, of at most 16 bits. Returns the real values, float32 in the same shape.
     """
     real = rows.astype(np.float32)
     real -= np.float32(quantizer.zero_point)

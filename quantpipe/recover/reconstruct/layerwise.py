@@ -83,17 +83,7 @@ def recover(
 
     Layers that an interrupted walk left in `kept` are not solved again.
 
-    Args:
-        problem: the network with its device and schema.
-        strategy: what the search chose.
-        samples: the samples that weights are fitted to.
-        options: how the weights of a layer are found.
-        effort: how many rows are sampled, and what may be kept in memory.
-        progress: is told how far the work is.
-        kept: where finished layers lie between two runs.
-
-    Returns:
-        The better weights and biases.
+    `effort`: how many rows are sampled, and what may be kept in memory.
     """
     graph, topology, planner = problem.graph, problem.topology, problem.planner
     parts = segments(graph, topology)

@@ -53,12 +53,8 @@ class WeightLayer:
     def floor(self, input_scale: float, bias: Floats | None) -> Floats:
         """Return the smallest weight scale per output channel at which a bias still fits.
 
-        Args:
-            input_scale: real units per step of the input.
-            bias: the bias `[C]` in real units, or None.
-
-        Returns:
-            The scales `[C]`; all are equal where the tensor has one scale.
+        `bias`: the bias `[C]` in real units, or None. Returns the scales `[C]`; all are equal where the tensor has one
+        scale.
         """
         if bias is None:
             return np.zeros(self.channels)
@@ -89,16 +85,8 @@ class WeightLayer:
     ) -> tuple[WeightTensor, Solved]:
         """Return the weight with other integers and scale in place of those of `before`, and the whole solution.
 
-        Args:
-            before: the weight as the plan has it.
-            moments: moments of the layer's input.
-            floor: least scales, `[C]`.
-            schema: how ranges become scales.
-            options: how the weights are found.
-            largest_pair: the largest magnitude of two weights of a pair together, where there is a limit.
-
-        Returns:
-            The weight and the solution.
+        `floor`: least scales, `[C]`. `largest_pair`: the largest magnitude of two weights of a pair together, where
+        there is a limit.
         """
         options = replace(
             options,

@@ -58,17 +58,7 @@ def absorbed(
     Offsets are whole steps where scales are known: so what was 0, as most values behind a Relu are, stays a code
     without an error that all of these values would share.
 
-    Args:
-        graph: the graph.
-        found: the pairs of layers.
-        extremes: statistics of the pairs of layers' tensors.
-        schema: how ranges become scales.
-        spec: the device.
-        options: how constants are chosen.
-        steps: scales of tensors, as far as they are known.
-
-    Returns:
-        Tensor -> its change.
+    `steps`: scales of tensors, as far as they are known. Returns tensor -> its change.
     """
     changes: dict[str, ChannelChange] = {}
     for link in found:

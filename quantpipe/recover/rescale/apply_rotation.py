@@ -31,16 +31,8 @@ ORTHOGONAL = 1e-6
 def rotate_weights(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> Graph:
     """Return the graph with rotations by stream; the topology stays as it is.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        rotations: stream -> orthogonal matrix `[C, C]` float64.
-
-    Returns:
-        The graph with other constants.
-
-    Raises:
-        ArtifactError: for a rotation that the network has no place for.
+    `rotations`: stream -> orthogonal matrix `[C, C]` float64. Raises ArtifactError for a rotation that the network has
+    no place for.
     """
     known, _ = streams(graph, topology)
     made: dict[str, Floats] = {}

@@ -38,14 +38,8 @@ def channel_extremes(
 ) -> Mapping[str, ChannelExtremes]:
     """Return statistics of what each link's consumers read, and of what its clamp gives, by tensor.
 
-    Args:
-        graph: the graph.
-        found: the pairs of layers.
-        samples: the samples to run.
-        moments: whether mean and deviation are measured, which take several times as long as extremes.
-
-    Returns:
-        Tensor -> its statistics.
+    `moments`: whether mean and deviation are measured, which take several times as long as extremes. Returns tensor ->
+    its statistics.
     """
     if not found:
         return {}

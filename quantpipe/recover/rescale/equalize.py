@@ -75,16 +75,7 @@ def equalized(
 ) -> dict[str, ChannelChange]:
     """Return a change per link whose channels are better off in other units; offsets are 0.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        found: the pairs of layers.
-        extremes: statistics of the pairs of layers' tensors.
-        channel_bounds: whether the device can bound each channel by itself.
-        options: how channels are equalized.
-
-    Returns:
-        Tensor -> its change.
+    Returns tensor -> its change.
     """
     made = [link for link in found if not link.affine]
     pairs = [_Pair(graph, link, extremes, channel_bounds, options=options) for link in made]

@@ -31,14 +31,8 @@ def outlier_channels(
 ) -> dict[str, tuple[int, ...]]:
     """Return which channels are worth a copy, of tensors and weights where channels can be split.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        names: the tensors and weights in question.
-        samples: those on which the peaks of tensors are measured, in one run of the float model.
-
-    Returns:
-        Name -> channels, each as often as it is copied; without names that no copy would help.
+    `samples`: those on which the peaks of tensors are measured, in one run of the float model. Returns name ->
+    channels, each as often as it is copied; without names that no copy would help.
     """
     ways, _ = splittable(graph, topology)
     peaks = {name: _columns(graph, topology, ways[name], name) for name in names if _is_weight(ways, name)}
@@ -54,8 +48,7 @@ def outlier_channels(
 def copies(peaks: Floats) -> tuple[int, ...]:
     """Return the channels to copy, each as often as it is copied, in order; none where that would not help.
 
-    Args:
-        peaks: the largest magnitude of each channel, `[C]` float64.
+    `peaks`: the largest magnitude of each channel, `[C]` float64.
     """
     parts = np.ones(len(peaks))
     best, taken = peaks.max(initial=0.0), parts

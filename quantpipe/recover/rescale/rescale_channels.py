@@ -40,17 +40,8 @@ def rescale_channels(
 ) -> tuple[Graph, Topology]:
     """Return graph and topology with streams rotated, then every change made.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        changes: tensor -> the change of its channels.
-        rotations: stream -> orthogonal matrix `[C, C]` float64.
-
-    Returns:
-        The new graph and topology.
-
-    Raises:
-        ArtifactError: for what the network has no place for.
+    `rotations`: stream -> orthogonal matrix `[C, C]` float64. Raises ArtifactError for what the network has no place
+    for.
     """
     if rotations:
         graph = rotate_weights(graph, topology, rotations)

@@ -59,15 +59,7 @@ def rotations(
     A stream that has nothing to gain has none. A layer between two streams is rotated on both sides, so the crest
     factors are those of the network with all of them.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        found: the streams.
-        options: how a rotation is found.
-        apply: shares the work on single weights among threads, as `map` would do it.
-
-    Returns:
-        Stream -> its rotation.
+    `apply`: shares the work on single weights among threads, as `map` would do it. Returns stream -> its rotation.
     """
     around = {stream: stream_weights(graph, topology, stream) for stream in found}
     made: dict[Stream, Floats] = {}

@@ -55,14 +55,9 @@ class ChannelSplit:
 def with_split_channels(graph: Graph, spec: HardwareSpec, schema: Schema, wanted: Wanted) -> Graph:
     """Return the graph with channels split, as another model than the file's; the graph itself where none are.
 
-    Args:
-        graph: the clean model.
-        spec: the device, which says between which layers a tensor is stored.
-        schema: the integers that it stores.
-        wanted: tensor or weight -> channels, each time one is named one more copy of it.
-
-    Raises:
-        ConfigError: for a name that is none, channels that are none, or a place where channels cannot be split.
+    `spec`: the device, which says between which layers a tensor is stored. `wanted`: tensor or weight -> channels, each
+    time one is named one more copy of it. Raises ConfigError for a name that is none, channels that are none, or a
+    place where channels cannot be split.
     """
     if not wanted:
         return graph
@@ -72,16 +67,8 @@ def with_split_channels(graph: Graph, spec: HardwareSpec, schema: Schema, wanted
 def split_channels(graph: Graph, topology: Topology, wanted: Wanted) -> Graph:
     """Return the graph with channels split.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        wanted: tensor or weight -> channels, each time one is named one more copy of it.
-
-    Returns:
-        The new graph, whose hash tells of the channels.
-
-    Raises:
-        ConfigError: for a name that is none, channels that are none, or a place where channels cannot be split.
+    `wanted`: tensor or weight -> channels, each time one is named one more copy of it. Raises ConfigError for a name
+    that is none, channels that are none, or a place where channels cannot be split.
     """
     splits = _splits(graph, topology, wanted)
     writer = Writer(graph)

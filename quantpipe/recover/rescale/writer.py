@@ -37,10 +37,7 @@ class Writer:
     def constant(self, node: Node, port: int, value: Floats) -> None:
         """Put another constant at a port, under the same name where the node is its only user.
 
-        Args:
-            node: the node.
-            port: the port of the constant.
-            value: its new content, floats.
+        `value`: its new content, floats.
         """
         name = node.inputs[port]
         dtype = self._graph.constant_tensor(name).dtype.numpy()
@@ -68,12 +65,7 @@ class Writer:
     def copy_for(self, node: Node, reader: Node) -> Node:
         """Put a copy of a node behind it, which one of the consumers of its result reads in its place.
 
-        Args:
-            node: the node, with one result.
-            reader: who reads the copy from here on.
-
-        Returns:
-            The copy; constants that are exchanged there are its own.
+        `node`: the node, with one result. Returns the copy; constants that are exchanged there are its own.
         """
         own, tensor = self._nodes[node.name], node.outputs[0]
         name, result = f"{node.name}/for/{reader.name}", f"{tensor}/for/{reader.name}"
@@ -92,11 +84,7 @@ class Writer:
         return replace(node, name=name, outputs=(result,))
 
     def clamp(self, node: Node, limits: Limits, axis: int | None) -> tuple[str, ...]:
-        """Give a clamp other limits, one for each place of an axis (None: all are the same).
-
-        Returns:
-            Names of the nodes that were put in front of it.
-        """
+        """Give a clamp other limits, one for each place of an axis (None: all are the same)."""
         tensor = node.outputs[0]
         rank, dtype = len(self._graph.shapes[tensor]), np.dtype(self._graph.dtypes[tensor])
         own = self._nodes[node.name]
