@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.annotate.fixed_range import FixedRange
+from quantpipe.arrays import along
 from quantpipe.types import (
     Denominator,
     DType,
@@ -119,9 +120,8 @@ def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, *, most: int, h
     count = weight.values.shape[axis] if axis is not None else 1
     scale: NDArray[np.float64] = np.broadcast_to(grid.scale.astype(np.float64), count)
     zero: NDArray[np.int64] = np.broadcast_to(grid.zero, count)
-    along = [1] * weight.values.ndim
-    along[axis or 0] = count
-    centred = weight.values.astype(np.int64) - (zero.reshape(along) if axis is not None else zero.reshape(()))
+    shaped = zero.reshape(()) if axis is None else along(zero, axis, weight.values.ndim)
+    centred = weight.values.astype(np.int64) - shaped
     others = None if axis is None else tuple(n for n in range(centred.ndim) if n != axis)
     least = np.atleast_1d(centred.min(axis=others, initial=0))  # of each channel, whose zero point is its own
     greatest = np.atleast_1d(centred.max(axis=others, initial=0))

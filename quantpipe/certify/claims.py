@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32, Ints
 from quantpipe.certify.steps import departures
 from quantpipe.extend import package_of
 from quantpipe.graph.view import Graph
@@ -47,11 +47,8 @@ from quantpipe.types import (
     Topology,
 )
 
-EXACT = 1 << 24
 ENUMERATED = 1 << 16
 """Pairs of operands that are looked at one by one."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -171,7 +168,7 @@ class Claims:
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
     def _average(self, kernel: Kernel, numbers: Average) -> dict[str, Any]:
-        window = numbers.bound >= EXACT and is_window(self.graph.by_name[kernel.node])
+        window = numbers.bound >= EXACT_FLOAT32 and is_window(self.graph.by_name[kernel.node])
         carried = {"by": "bytes"} if window else {"by": _float(numbers.bound)}
         sums = self._sums(kernel.node, numbers.bound, None)
         found = {"given": {"elements": numbers.count}} | sums | {"carried": carried}
@@ -252,7 +249,7 @@ def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> di
 
 
 def _float(bound: int) -> str:
-    return "float32" if bound < EXACT else "float64"
+    return "float32" if bound < EXACT_FLOAT32 else "float64"
 
 
 def _rounds_in_steps(output: Requantize) -> bool:

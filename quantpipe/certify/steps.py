@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Ints
 from quantpipe.types import FixedRounding, Requantize, RequantizeKind, Rounding
 
-Ints = NDArray[np.int64]
 SHOWN = 8
 """Departures that are listed one by one."""
 

@@ -8,8 +8,8 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.conform.alternatives import Alternative, alternatives
 from quantpipe.conform.describe import Described
 from quantpipe.conform.dump import Dump
@@ -18,7 +18,6 @@ from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.types import DumpedRow, DumpedSet, ExplanationRow
 
-Array = NDArray[Any]
 MOST_STEPS = 8
 """Differences of more units of the last place are counted together."""
 EXPLAINED = 6

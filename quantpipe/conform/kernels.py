@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import EXACT_FLOAT32, Array, Ints, along
 from quantpipe.conform.faults import NONE, Fault
 from quantpipe.conform.narrow import clamped, free_sum, limited, narrowed, raw_terms, total_of
 from quantpipe.conform.network import Network, name_of
@@ -41,10 +41,6 @@ from quantpipe.types import (
     Requantize,
     Sum,
 )
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
-EXACT = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,11 +192,11 @@ class RepeatedKernel:
         zero = self.net.plan.quantizers[data.tensor].zero_point
         acc = self._linear(x, weight, pad=-zero if fault.pads_zero else 0, fault=fault)
         if numbers.bias is not None and not fault.no_bias:
-            acc = acc + _channels(numbers.bias, self.rule.output_axis, acc.ndim)
+            acc = acc + along(numbers.bias, self.rule.output_axis, acc.ndim)
         if numbers.pairs is not None:
             q = self._linear(x, numbers.pairs.weight.astype(np.int64), pad=0, fault=fault, ungrouped=True)
             axis = self.rule.output_axis % acc.ndim
-            q = q + _channels(zero * numbers.pairs.total, axis, q.ndim)
+            q = q + along(zero * numbers.pairs.total, axis, q.ndim)
             excess = np.moveaxis(q - np.clip(q, DType.INT16.qmin, DType.INT16.qmax), axis, 0)
             np.subtract.at(np.moveaxis(acc, axis, 0), numbers.pairs.owner, excess)
         return limited(acc, fault.limit or numbers.limit)
@@ -222,7 +218,7 @@ class RepeatedKernel:
         code = q - self.net.plan.quantizers[operand.tensor].dtype.qmin
         row: Any = 0
         if numbers.axis is not None:
-            row = _channels(np.arange(q.shape[numbers.axis]), numbers.axis, q.ndim)
+            row = along(np.arange(q.shape[numbers.axis]), numbers.axis, q.ndim)
         return np.asarray(numbers.table[row, code]).astype(np.int64)
 
     def _moved(self, numbers: Move, given: Mapping[str, Array], fault: Fault) -> Ints | None:
@@ -230,7 +226,7 @@ class RepeatedKernel:
         if self.rule.family is Family.CLAMP:
             found: Ints | None = values[self.kernel.operands[0].tensor]
         else:
-            if max(int(np.abs(v).max(initial=0)) for v in values.values()) >= EXACT:
+            if max(int(np.abs(v).max(initial=0)) for v in values.values()) >= EXACT_FLOAT32:
                 return None
             found = self._float_op(values)
         if found is None:
@@ -252,9 +248,3 @@ class RepeatedKernel:
         except (QuantpipeError, ValueError, KeyError):
             return None
         return np.asarray(found[self.node.outputs[0]], np.float64).astype(np.int64)
-
-
-def _channels(values: Array, axis: int, ndim: int) -> Array:
-    shape = [1] * ndim
-    shape[axis] = -1
-    return np.asarray(values).reshape(shape)

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.types import Quantizer, Range, RequantizeSpec, WeightTensor
 from quantpipe.types.layer_views import Calibrator
 
-Array = NDArray[Any]
 Numbers = Mapping[str, Array]
 """Name -> a number or an array of numbers, of the type in which the integer form reads it."""
 

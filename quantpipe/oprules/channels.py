@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.scores import VIEWS
-
-Array = NDArray[Any]
 
 
 class ColumnForm(Protocol):
@@ -260,10 +258,3 @@ def _spares_last(node: Node, graph: Graph, rank: int) -> bool:
     ):
         axes = graph.constant(node.inputs[how.port])
     return axes is not None and all(int(axis) % rank != rank - 1 for axis in np.atleast_1d(axes))
-
-
-def along(values: Array, rank: int, axis: int) -> Array:
-    """Return numbers per channel, `[C]`, shaped to broadcast along one axis of a tensor of `rank` axes."""
-    shape = [1] * rank
-    shape[axis] = -1
-    return np.asarray(values).reshape(shape)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.view import Graph, Node
 
-Array = NDArray[Any]
 Places = NDArray[np.int64]
 
 

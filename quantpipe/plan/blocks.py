@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.types import BlockGrid, Blocks, DType, Symmetry, TensorSchema, WeightTensor
 
-Floats = NDArray[np.float64]
 SHARES = np.linspace(1.0, 0.4, 16)
 """Shares of the multiplier that a block's own range needs, the widest first: ties go to it."""
 

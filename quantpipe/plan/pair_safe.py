@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import file_array, is_mapped
 from quantpipe.graph.rewrites.unsigned import SIGN
 from quantpipe.plan.builder import PlanBuilder
@@ -31,8 +32,6 @@ from quantpipe.plan.pairs import (
     saturating_channels,
 )
 from quantpipe.types import DType, Isa, Kernel, PowerOfTwo, Quantizer, WeightTensor
-
-Floats = NDArray[np.float64]
 
 SHARES = np.linspace(0.0, 1.0, 9)
 """Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import along
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
@@ -122,7 +123,7 @@ def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel
         real = b.op("Cast", stored, name=f"{name}/real", to=int(ir.DataType.FLOAT))
         if not weight.has_zero_point:
             return real
-        offset = fr.along_axis(weight.zero_point.astype(np.float32), site.channel_axis, values.ndim)
+        offset = along(weight.zero_point.astype(np.float32), site.channel_axis, values.ndim)
         return b.op(
             "Sub", real, dialect.constant(context, f"{weight.tensor}_zero_float", offset), name=f"{name}/centred"
         )

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session, concurrency
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers
 from quantpipe.graph.extract import part_of
@@ -29,7 +30,6 @@ from quantpipe.recover.layer_units import BATCHES, LayerUnit, samples_at_once
 from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form
 
-Array = NDArray[Any]
 T = TypeVar("T")
 Numbers = tuple[np.float32, int, int, int]
 """Scale, zero point, minimum and maximum integer."""

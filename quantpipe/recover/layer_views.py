@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import extend, intmath
+from quantpipe.arrays import Array
 from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import ConfigError, brief
@@ -26,7 +27,6 @@ from quantpipe.recover.layer_stream import LayerStream, Numbers, UnitRounding, r
 from quantpipe.recover.layer_units import Calibrated, Choosing, LayerUnit, units_of, walked
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor
 
-Array = NDArray[Any]
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder
-from quantpipe.simulate.arithmetic import EXACT
 from quantpipe.types import WeightTensor
 
 MOST = 6
@@ -75,15 +75,15 @@ def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) ->
     for own in _splits(_peak(weight)):
         if found is not None and own.count >= found[0].count * found[1].count:
             break
-        room = (EXACT - 1) // max(1, _reach(weight, channel_axis, own))
+        room = (EXACT_FLOAT32 - 1) // max(1, _reach(weight, channel_axis, own))
         other = next((d for d in _splits(peak) if d.peak(peak) <= room), None)
         if other is not None and (found is None or other.count * own.count < found[0].count * found[1].count):
             found = other, own
     if found is None:
         raise HardwareError(
             f"its sums of products are too long for an exact simulation. Even with up to {MOST} digits for data and "
-            f"weights they may reach {EXACT}, where float32 cannot represent every integer. Keep this node in float "
-            "with annotate.float_nodes",
+            f"weights they may reach {EXACT_FLOAT32}, where float32 cannot represent every integer. Keep this node in "
+            "float with annotate.float_nodes",
             stage="simulate",
             where=node,
         )

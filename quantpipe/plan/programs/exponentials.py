@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
-
-Ints = NDArray[np.int64]
+from quantpipe.arrays import Ints
 
 INTEGER_BITS = 5
 """Bits before the point of TFLite's scaled differences (Q5.26)."""

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Ints
 from quantpipe.oprules.lookup import FunctionOf
 from quantpipe.types import DType, Quantizer, Rounding
 
-Ints = NDArray[np.int64]
 Function = Callable[[NDArray[Any]], NDArray[Any]]
 Real = float | np.float32
 STEPS = 512

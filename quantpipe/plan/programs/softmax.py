@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Ints
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs import interpolation
 from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.plan.requantize import exponent_of
 from quantpipe.types import FixedRounding, Quantizer, Rounding
-
-Ints = NDArray[np.int64]
 
 EXPONENTIAL_BITS = 16
 """Bits of an exponential that a division by their sum begins with."""

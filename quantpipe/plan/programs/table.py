@@ -9,13 +9,13 @@ from functools import partial
 
 import numpy as np
 
+from quantpipe.arrays import Ints
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.oprules.rows import is_mean, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.division import quotient
-from quantpipe.plan.programs.exponentials import Ints
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax

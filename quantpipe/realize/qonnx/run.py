@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError, brief
 from quantpipe.realize.protocol import Feeds
 from quantpipe.types import QuantPlan
-
-Array = NDArray[Any]
 
 
 class QonnxRunner:

@@ -13,8 +13,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
@@ -38,7 +38,6 @@ from quantpipe.types import (
     Topology,
 )
 
-Array = NDArray[Any]
 FORM = "vta"
 Tile = Callable[[int, int, int], "Array | None"]
 Reads = Callable[[int], Sequence[int]]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
@@ -19,8 +20,6 @@ from quantpipe.realize.vta.isa import BLOCK, BYTES, Alu, Instruction, Op, decode
 from quantpipe.realize.vta.machine import Machine
 from quantpipe.realize.vta.schedule import PLANES
 from quantpipe.types import Move, QuantPlan, Topology
-
-Array = NDArray[Any]
 
 
 class VtaRunner:

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from quantpipe.arrays import Array
+
 Key = tuple[str, int]
 
 

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array, Floats
 from quantpipe.plan.blocks import as_weight, fitted, rows_of, spread, steps_of, with_scales
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, row_errors
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, damped, mean_output, parts, regression, unit_of
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import BlockGrid, TensorSchema, WeightTensor
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

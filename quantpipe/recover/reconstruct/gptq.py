@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.plan import rounded_pairs
 
-Floats = NDArray[np.float64]
 Bounds = tuple[Floats, Floats]
 Rounded = tuple[Floats, Floats]
 BLOCK = 64

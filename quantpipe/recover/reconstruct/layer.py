@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound, Rounding, row_errors
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
-Floats = NDArray[np.float64]
 AROUND = (0.9, 1.0, 1.1)
 TOGETHER = 1 << 22
 """Weights that are looked at together, times the scales that they are rounded at: 32 MiB for each array of them."""

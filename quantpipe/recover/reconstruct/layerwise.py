@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
@@ -38,7 +38,6 @@ from quantpipe.types import (
     WeightTensor,
 )
 
-Array = NDArray[Any]
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
 Progress = Callable[[int, int, str], None]
 Read = tuple[Array, Array | None]

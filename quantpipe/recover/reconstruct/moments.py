@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.recover.reconstruct.shrinkage import uncertainty
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 
 SHARES = 4

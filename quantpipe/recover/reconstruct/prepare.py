@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array, Floats
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
@@ -19,9 +18,6 @@ from quantpipe.recover.reconstruct.gptq import PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import Form, Kernel, Schema, Topology, WeightSite, WeightTensor
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from quantpipe.arrays import Floats
 
 PARTS = 16
 """That all rows of a layer are divided into, at least."""

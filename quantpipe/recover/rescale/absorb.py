@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import CLAMP
 from quantpipe.plan import ChannelChange
@@ -25,7 +25,6 @@ from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
 from quantpipe.types import HardwareSpec, Symmetry, TensorSchema
 
-Floats = NDArray[np.float64]
 LEAST_GAIN = 0.05
 """A range that would shrink by less than this share is left alone."""
 

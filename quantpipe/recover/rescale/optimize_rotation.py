@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from quantpipe.arrays import Floats
+
 Rows = NDArray[np.float32]
 POWER = 8
 """The peak of weights is taken as the root of this order of the mean of their squares' powers: smooth, and close to

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
 from quantpipe.recover.rescale.channel_regions import LayerPair
@@ -22,8 +22,6 @@ SHARE, FEW = 0.05, 3
 
 WORTH = 0.8
 """Of the largest peak: where copies leave more than this share of it, they are not worth their cost."""
-
-Floats = NDArray[np.float64]
 
 
 def outlier_channels(

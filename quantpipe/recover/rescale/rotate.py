@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.recover.parameters import whole
 from quantpipe.recover.rescale.apply_rotation import rotate_weights, stream_weights
 from quantpipe.recover.rescale.optimize_rotation import crest_factor, optimize_rotation, rotated
 from quantpipe.recover.rescale.residual_streams import Stream
 from quantpipe.types import Topology
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
+from quantpipe.arrays import along
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.fixed import fixed_hash
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import COLUMNS, PASSAGES, TARGET_SHAPES, along
+from quantpipe.oprules.channels import COLUMNS, PASSAGES, TARGET_SHAPES
 from quantpipe.recover.rescale.splittable import SplitPath, splittable
 from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import HardwareSpec, Schema, Topology
@@ -33,7 +34,6 @@ from quantpipe.types import HardwareSpec, Schema, Topology
 KEY = "annotate.split_channels"
 GROUPS = "group"
 
-Floats = NDArray[np.float64]
 Wanted = Mapping[str, Sequence[int]]
 
 
@@ -136,7 +136,7 @@ def _change_layer(
         weight = np.take(COLUMNS[node.op].scaled(node, weight, share), order, axis)
     if made is not None:
         axis = rule.channel_axis(node, graph)
-        weight = np.take(weight / along(made.values, weight.ndim, axis), made.order, axis)
+        weight = np.take(weight / along(made.values, axis, weight.ndim), made.order, axis)
         _change_bias(graph, topology, writer, node=node, split=made)
     writer.constant(node, rule.weight, weight)
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats, along
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph, Node, view
-from quantpipe.oprules.channels import CLAMP, MAX, MIN, along
+from quantpipe.oprules.channels import CLAMP, MAX, MIN
 
-Floats = NDArray[np.float64]
 Limits = tuple[Floats, Floats]
 
 
@@ -90,7 +90,7 @@ class Writer:
         own = self._nodes[node.name]
         data, result = own.inputs[0], own.outputs[0]
         ports = [
-            self._added(f"{node.name}/{side}", (bound[0] if axis is None else along(bound, rank, axis)).astype(dtype))
+            self._added(f"{node.name}/{side}", (bound[0] if axis is None else along(bound, axis, rank)).astype(dtype))
             if np.all(np.isfinite(bound))
             else None
             for side, bound in zip(("low", "high"), limits, strict=True)
