@@ -39,8 +39,6 @@ from quantpipe.types import (
 )
 from quantpipe.types.structure import DEFAULT
 
-__all__ = ["ThresholdTable", "WeightMethod"]
-
 WHOLE = -1
 """In place of the number of a rule: the whole range is asked for, whatever estimates others."""
 

@@ -5,8 +5,6 @@ depend on the number of workers.
 """
 
 from quantpipe.executors.process import Process
-from quantpipe.executors.protocol import Executor, ScorerFactory, Workers
+from quantpipe.executors.protocol import Executor, Workers
 from quantpipe.executors.ray import Ray
 from quantpipe.executors.serial import Serial
-
-__all__ = ["Executor", "Process", "Ray", "ScorerFactory", "Serial", "Workers"]

@@ -34,14 +34,12 @@ class ScorerFactory(Protocol):
         It cannot with a model beyond 2 GB or with weights in files, with samples that carry states, and with some
         functions of users.
         """
-        ...
 
     def make(self, threads: int | None = None, share: int = 1) -> Measure:
         """Return a measure with `threads` for this process (None: every core).
 
         `share`: how many processes share the memory.
         """
-        ...
 
 
 class Workers(Protocol):
@@ -52,12 +50,10 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """End every process; what is in flight is lost."""
-        ...
 
     @property
     def count(self) -> int:
         """Return how many processes measured, at most."""
-        ...
 
     @property
     def kind(self) -> str:
@@ -65,7 +61,6 @@ class Workers(Protocol):
 
         It is `auto` where that is not known: nothing was measured, or not in this process.
         """
-        ...
 
 
 class Executor(Protocol):

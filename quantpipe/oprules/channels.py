@@ -27,7 +27,6 @@ class ColumnForm(Protocol):
 
     def weight_axis(self, node: Node) -> int | None:
         """Return the weight's axis of the input channels; None if a row of the weight does not see all of them."""
-        ...
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         """Return the largest |w| that each input channel is multiplied by.
@@ -40,7 +39,6 @@ class ColumnForm(Protocol):
         Returns:
             `[channels]`.
         """
-        ...
 
     def scaled(self, node: Node, weight: Array, values: Array) -> Array:
         """Return the weight with the columns of each input channel multiplied.
@@ -53,7 +51,6 @@ class ColumnForm(Protocol):
         Returns:
             The weight, in its own shape.
         """
-        ...
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
         """Return the op's response to a constant input of these values, one number per output channel.
@@ -66,7 +63,6 @@ class ColumnForm(Protocol):
         Returns:
             `[O]`.
         """
-        ...
 
 
 class ConvColumns:

@@ -13,8 +13,8 @@ from quantpipe.annotate.conditions import STRUCTURAL, AnnotateOptions
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.artifacts import digest_json
 from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.calibrate.rules import Rule
-from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.executors import Executor
@@ -213,7 +213,6 @@ class Console(Protocol):
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
         """Return a function to call with (done, total, note)."""
-        ...
 
     def warn(self, text: str) -> None:
         """Tell a warning."""

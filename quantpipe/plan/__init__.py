@@ -17,18 +17,3 @@ from quantpipe.plan.pairs import (
 from quantpipe.plan.planner import Planner
 from quantpipe.plan.problem import Problem
 from quantpipe.plan.weights import MOST_BIAS_STEPS
-
-__all__ = [
-    "MOST_BIAS_STEPS",
-    "NO_OVERRIDES",
-    "UNSIGNED",
-    "ChannelChange",
-    "Overrides",
-    "Planner",
-    "Problem",
-    "kernel_order",
-    "kernels_with_wide_pairs",
-    "pair_limit",
-    "rounded_pairs",
-    "saturating_channels",
-]

@@ -2,19 +2,4 @@
 
 from quantpipe.precision.moves import PrecisionMove, moves_of, named, raised_moves, range_moves
 from quantpipe.precision.ranges import FindingKind, RangeFinding, findings_of, outliers_of, readers_of
-from quantpipe.precision.selection import Selection, Tried
-
-__all__ = [
-    "FindingKind",
-    "PrecisionMove",
-    "RangeFinding",
-    "Selection",
-    "Tried",
-    "findings_of",
-    "moves_of",
-    "named",
-    "outliers_of",
-    "raised_moves",
-    "range_moves",
-    "readers_of",
-]
+from quantpipe.precision.selection import Selection

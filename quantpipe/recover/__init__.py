@@ -20,29 +20,3 @@ from quantpipe.recover.rescale.split_channels import with_split_channels
 from quantpipe.recover.steps import STEPS, TRAIN
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.work import NotApplicable, State, Work
-
-__all__ = [
-    "STEPS",
-    "TRAIN",
-    "Kept",
-    "LayerCheckpoint",
-    "LayerOptions",
-    "Moments",
-    "NoCheckpoint",
-    "NotApplicable",
-    "RecoverOptions",
-    "Recovery",
-    "RecoveryResult",
-    "State",
-    "StepItem",
-    "Variants",
-    "Work",
-    "accept_steps",
-    "float_moments",
-    "outlier_channels",
-    "overrides_arrays",
-    "overrides_from_arrays",
-    "recover",
-    "rescale_channels",
-    "with_split_channels",
-]

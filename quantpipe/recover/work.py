@@ -21,7 +21,8 @@ from quantpipe.arrays import along
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.passes import lacking
-from quantpipe.calibrate.table import ThresholdTable, WeightMethod
+from quantpipe.calibrate.ruled import WeightMethod
+from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
 from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Problem

@@ -32,11 +32,9 @@ class TrialLog(Protocol):
 
     def read(self) -> list[Trial]:
         """Return all trials of earlier runs, by their number."""
-        ...
 
     def append(self, trial: Trial) -> None:
         """Keep the trial for good: it is safe when this returns."""
-        ...
 
 
 class _DamagedLine(ValueError):

@@ -7,5 +7,3 @@ realizer. A check raises `Wrong`, naming the place and what is there. `where` is
 """
 
 from quantpipe.verify.check import Verdict, verify_folder
-
-__all__ = ["Verdict", "verify_folder"]
