@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.source import SINGLE
+from quantpipe.data.preprocess import SourceLayout
+from quantpipe.data.source import SINGLE, Rows, Source
 from quantpipe.errors import ConfigError, DataError
 
 
@@ -37,6 +38,37 @@ def _array(value: Any, where: str) -> NDArray[Any]:
             where=where,
         )
     return array
+
+
+def fields_of(samples: Iterable[Callable[[], Mapping[str, Any]]]) -> Mapping[str, SourceLayout]:
+    """Return the fields of a function's results, by the first sample that it takes, or raise its first error."""
+    first: DataError | None = None
+    for sample in samples:
+        try:
+            return dict.fromkeys(sample(), SourceLayout.AS_IS)
+        except DataError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return {SINGLE: SourceLayout.AS_IS}
+
+
+def rows_of(
+    source: Source, sample: Callable[[int], Mapping[str, NDArray[Any]]], indices: NDArray[np.int64], key: str, one: str
+) -> Mapping[str, Rows]:
+    """Return a function's arrays for some samples, by field.
+
+    `one` names a sample in errors. Raises DataError where the fields differ from those of the first sample.
+    """
+    found = [sample(int(index)) for index in indices]
+    for index, arrays in zip(indices, found, strict=True):
+        if set(arrays) != set(source.fields):
+            raise DataError(
+                f"{key} gives {', '.join(arrays)} here, but {', '.join(source.fields)} for the first {one}.",
+                stage="data",
+                where=source.name(int(index)),
+            )
+    return {name: [arrays[name] for arrays in found] for name in source.fields}
 
 
 def checked_function(value: Any, key: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from quantpipe.verify.numbers import limits
 from quantpipe.verify.ops import target
 from quantpipe.verify.scales import expect_fixed, expect_same, fits_double
 from quantpipe.verify.wraps import type_of, wrapped
-from quantpipe.verify.written import Reach, Written, expect_constants, expect_equal, narrowing_equal
+from quantpipe.verify.written import Reach, Written, expect_constants, expect_equal
 
 Array = NDArray[Any]
 ENUMERATED = 1 << 18
@@ -138,19 +138,7 @@ class Addition(Written):
             if overflow["overflow"] == "wrap":
                 types = self._cast_of(value, overflow["accumulator"])
                 low, high = (np.array([v], np.int64) for v in bounds)
-        if "requantize" not in self.plan:
-            self._handed_on(types, (low, high), bounds)
-            return
-        claim = self.numbers.claims[self.node].get("requantize", {})
-        narrowing_equal(
-            self.model,
-            self.result,
-            types,
-            self.plan["requantize"],
-            reach=Reach(low, high, bounds),
-            claim=claim,
-            where=self.node,
-        )
+        self._follow(types, Reach(low, high, bounds))
 
     def _cast_of(self, value: str, accumulator: str) -> dict[str, np.dtype[Any]]:
         kind = type_of(accumulator)

@@ -198,20 +198,17 @@ class Written:
             sources = self._wrapped(sources, overflow["accumulator"])
             low, high = (np.array([v], np.int64) for v in limits(overflow["accumulator"]))
         bounds = limits(overflow["accumulator"]) if overflow else None
-        types = {v: f.dtype for v, f in sources.items()}
-        if "requantize" in self.plan:
-            claim = self.numbers.claims[self.node].get("requantize", {})
-            narrowing_equal(
-                self.model,
-                self.result,
-                types,
-                self.plan["requantize"],
-                reach=Reach(low, high, bounds),
-                claim=claim,
-                where=self.node,
-            )
-        else:
-            self._handed_on(types, (low, high), bounds)
+        self._follow({v: f.dtype for v, f in sources.items()}, Reach(low, high, bounds))
+
+    def _follow(self, types: Mapping[str, Any], reached: Reach) -> None:
+        """What follows accumulators narrows them as plan.json states, or passes them on."""
+        if "requantize" not in self.plan:
+            self._handed_on(types, reached)
+            return
+        claim = self.numbers.claims[self.node].get("requantize", {})
+        narrowing_equal(
+            self.model, self.result, types, self.plan["requantize"], reach=reached, claim=claim, where=self.node
+        )
 
     def _wrapped(self, sources: Mapping[str, Linear], accumulator: str) -> dict[str, Linear]:
         """Behind what leaves of them what the accumulator holds."""
@@ -220,11 +217,11 @@ class Written:
         expect(bool(found), self.node, f"nothing wraps its sums in {accumulator}")
         return found
 
-    def _handed_on(self, types: Mapping[str, Any], ends: tuple[Ints, Ints], bounds: tuple[int, int] | None) -> None:
+    def _handed_on(self, types: Mapping[str, Any], reached: Reach) -> None:
         """An accumulator that is passed on is the sum itself, or what its type leaves of it."""
         if set(types) == {self.result}:
             return
-        low, high = (v.reshape(-1, 1) for v in ends)
+        low, high, bounds = reached.low.reshape(-1, 1), reached.high.reshape(-1, 1), reached.bounds
         points = np.concatenate([low, low + 1, low // 2, high // 3, high - 1, high, 0 * low], axis=1)
         if bounds is not None:
             beside = [np.clip(np.full_like(low, b + d), low, high) for b in bounds for d in (-1, 0, 1)]

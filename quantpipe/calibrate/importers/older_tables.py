@@ -1,11 +1,16 @@
-"""Glow's profile (`-dump-profile`): three YAML documents, version, graph hash, list of tensors with histograms.
+"""Tables of two older tools, told apart by their content.
 
-Source: pytorch/glow lib/Quantization/Serialization.cpp.
+Glow's profile (`-dump-profile`) is three YAML documents: version, graph hash, list of tensors with histograms. Source:
+pytorch/glow lib/Quantization/Serialization.cpp. TensorRT's calibration cache is a header line, then `NAME: HEX`, the
+big-endian float32 scale of each tensor. Source: NVIDIA's documentation of IInt8Calibrator, and files of its samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+import struct
 from typing import Any
 
 import numpy as np
@@ -13,10 +18,13 @@ import yaml
 from numpy.typing import NDArray
 
 from quantpipe.calibrate.histogram import BINS, SMALLEST_LIMIT, borders, rebin
-from quantpipe.calibrate.importers.entries import Entries, extremes
+from quantpipe.calibrate.importers.entries import NO_HASH, Entries, extremes
 from quantpipe.errors import ArtifactError
 from quantpipe.types import TensorStats
 
+_HEADER = re.compile(r"TRT-\d+-\w+\s*$")
+_LINE = re.compile(r"(?P<name>.+): (?P<scale>[0-9a-fA-F]{8})")
+STEPS = 127.0
 ENOUGH = 512
 """Bins below which a note says that kl, mse and percentile are as coarse (Glow's own default is 10)."""
 
@@ -34,7 +42,7 @@ def read_glow(text: str, where: str) -> Entries:
     try:
         documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         (entries,) = (d for d in documents if isinstance(d, list))
-        tensors = {str(entry["NodeOutputName"]): _stats(entry, where) for entry in entries}
+        tensors = {str(entry["NodeOutputName"]): _glow_stats(entry, where) for entry in entries}
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"it begins like a profile of Glow and is damaged ({' '.join(str(error).split())[:200]}); a whole one has "
@@ -50,7 +58,7 @@ def read_glow(text: str, where: str) -> Entries:
     return Entries("glow", tensors, glow_names=True, notes=tuple(notes))
 
 
-def _stats(entry: dict[str, Any], where: str) -> TensorStats:
+def _glow_stats(entry: dict[str, Any], where: str) -> TensorStats:
     """Return counts over [Min, Max], perhaps fractions, on our grid: equal bins over [-limit, limit]."""
     found = extremes(str(entry["NodeOutputName"]), float(entry["Min"]), float(entry["Max"]), where)
     counts: NDArray[Any] = np.asarray(entry.get("Histogram") or [], dtype=np.float64)
@@ -82,3 +90,31 @@ def _point(value: float, counts: NDArray[Any], limit: float) -> NDArray[np.int64
     index = int(np.floor(value / limit * (BINS // 2))) + BINS // 2
     histogram[min(index, BINS - 1)] = int(counts.sum())
     return histogram
+
+
+def is_tensorrt(text: str) -> bool:
+    """Return whether a text is a calibration cache of TensorRT."""
+    return _HEADER.match(text.partition("\n")[0]) is not None
+
+
+def read_tensorrt(text: str, where: str) -> Entries:
+    """Return T = 127·scale per tensor.
+
+    The product is exact in float64, and so is T/127 in float32 again.
+    """
+    tensors = {}
+    for number, line in enumerate(text.splitlines()[1:], start=2):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        scale = struct.unpack(">f", bytes.fromhex(match["scale"]))[0] if match else math.nan
+        if match is None or not (0.0 <= scale < math.inf):
+            raise ArtifactError(
+                f"line {number} of this TensorRT cache is {line.strip()[:80]!r}; legal is NAME: followed by eight hex "
+                "digits of a float32 scale that is finite and not negative",
+                stage="calibrate",
+                where=where,
+            )
+        threshold = STEPS * scale
+        tensors[match["name"]] = extremes(match["name"], -threshold, threshold, where)
+    return Entries("tensorrt", tensors, unsigned=True, notes=(NO_HASH,))
