@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quantpipe.arrays import EXACT_FLOAT32, Ints
-from quantpipe.certify.steps import departures
+from quantpipe.certify.counted_departures import departures
 from quantpipe.extend import package_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import accumulators_of

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute, target
+from quantpipe.verify.realized_model import Model
 
 WHOLE_SINGLES = 1 << 24
 """Up to here every whole number is a float32."""

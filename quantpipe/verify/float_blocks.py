@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.verify.blocks import expect_codes
+from quantpipe.verify.checked_blocks import expect_codes
 from quantpipe.verify.files import Wrong, array_digest, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 FLOAT32 = 1

@@ -11,8 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute, target
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.verify.blocks import expect_blocks
+from quantpipe.verify.checked_blocks import expect_blocks
 from quantpipe.verify.files import Wrong, array_digest, expect
-from quantpipe.verify.model import Model
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]

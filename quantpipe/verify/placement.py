@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import is_elementwise
+from quantpipe.verify.realized_model import Model
 
 LAST = frozenset({"MatMulInteger", "MatMul"})
 """Products with their channels on the last axis."""

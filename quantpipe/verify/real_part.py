@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from quantpipe.verify.files import Folder, array_digest, canonical, data_digest, expect
-from quantpipe.verify.model import Model
+from quantpipe.verify.realized_model import Model
 
 KEYS = ("inputs", "outputs", "opsets", "constants", "functions", "auxiliary_nodes")
 """Keys of certificate.json that versions before them do not write."""

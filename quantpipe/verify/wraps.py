@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import limits, storage
 from quantpipe.verify.ops import target
+from quantpipe.verify.realized_model import Model
 
 
 def type_of(accumulator: str) -> np.dtype[Any] | None:

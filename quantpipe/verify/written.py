@@ -17,11 +17,11 @@ from quantpipe.verify import spec
 from quantpipe.verify.chain import is_specified
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.linear import Linear, Sums, held
-from quantpipe.verify.model import Model
 from quantpipe.verify.monotone import expect_rising
 from quantpipe.verify.numbers import ClaimedNumbers, along, checked_weight, limits, reach
 from quantpipe.verify.ops import target
-from quantpipe.verify.steps import ClaimedNarrowing
+from quantpipe.verify.realized_model import Model
+from quantpipe.verify.step_functions import ClaimedNarrowing
 from quantpipe.verify.wraps import type_of, wrapped
 
 Array = NDArray[Any]

@@ -21,7 +21,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_proto
 from quantpipe.hardware.cost import bops, cycles, peak_activation_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.verify.half import casts_of_floats
+from quantpipe.verify.half_precision import casts_of_floats
 from tests.ops.line import Line, Net, hardware_data, line
 
 SIZE = 3

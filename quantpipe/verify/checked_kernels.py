@@ -14,10 +14,11 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.additions import Addition, expect_exact
+from quantpipe.verify.checked_moves import Moved
+from quantpipe.verify.checked_tables import expect_table
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.fused import Fused, fused
 from quantpipe.verify.grammar import check_kernel
-from quantpipe.verify.moves import Moved
 from quantpipe.verify.numbers import EXACT, along, checked_weight, limits, reach
 from quantpipe.verify.ops import attribute
 from quantpipe.verify.pieces import Pieces
@@ -30,7 +31,6 @@ from quantpipe.verify.scales import (
     mean_of_map,
     mean_of_window,
 )
-from quantpipe.verify.tables import expect_table
 from quantpipe.verify.written import expect_claim
 
 Array = NDArray[Any]

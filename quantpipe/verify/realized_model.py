@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import Folder, Wrong, expect
-from quantpipe.verify.half import without_end_casts
+from quantpipe.verify.half_precision import without_end_casts
 from quantpipe.verify.ops import apply, attribute, is_elementwise
 
 Array = NDArray[Any]

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 
 from quantpipe.verify.files import Wrong, array_digest, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import limits
 from quantpipe.verify.ops import attribute, target
+from quantpipe.verify.realized_model import Model
 
 PRODUCTS = frozenset({"MatMulInteger", "MatMul"})
 SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
