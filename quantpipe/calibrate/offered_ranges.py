@@ -15,7 +15,7 @@ from quantpipe.annotate.choices import AUTO, bits_key
 from quantpipe.annotate.range_choices import offers_ranges, range_options
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.ruled import place_of
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.intmath import scale_zero_point, scales_zero_points
 from quantpipe.types import (

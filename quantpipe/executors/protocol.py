@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.types import Point, Score
 
 Handle = TypeVar("Handle")

@@ -25,7 +25,7 @@ from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, TimesSettings,
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
-from quantpipe.search.options import real, whole
+from quantpipe.search.option_checks import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
 from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, RandomOps, Schema, TensorInfo

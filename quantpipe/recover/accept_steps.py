@@ -14,7 +14,7 @@ from math import isfinite
 
 from quantpipe.errors import ArtifactError, DataError, HardwareError
 from quantpipe.plan import Overrides
-from quantpipe.recover.options import StepItem
+from quantpipe.recover.recovery_steps import StepItem
 from quantpipe.recover.work import NotApplicable, State
 from quantpipe.types import (
     RecoveredLayerRow,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe import extend, intmath
 from quantpipe.arrays import Array
 from quantpipe.calibrate.decided import DecidedEstimator
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import ConfigError, brief
 from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
 from quantpipe.oprules import rule_of

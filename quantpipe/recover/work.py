@@ -22,7 +22,7 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.passes import lacking
 from quantpipe.calibrate.ruled import WeightMethod
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
 from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Problem

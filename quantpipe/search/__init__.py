@@ -33,4 +33,4 @@ from quantpipe.search.objective import (
 )
 from quantpipe.search.origin import search_origin
 from quantpipe.search.pareto import Pick, front
-from quantpipe.search.run import SearchResult, Stopped, run_search
+from quantpipe.search.run_search import SearchResult, Stopped, run_search

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.search.options import check_enum, illegal, real, whole
+from quantpipe.search.option_checks import check_enum, illegal, real, whole
 from quantpipe.types import Score
 
 _SLACK = 1e-9

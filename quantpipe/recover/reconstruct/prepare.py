@@ -13,7 +13,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS, kernel_order
-from quantpipe.recover.reconstruct.blocks import BlockLayout, solve_blocks
+from quantpipe.recover.reconstruct.block_solver import BlockLayout, solve_blocks
 from quantpipe.recover.reconstruct.gptq import PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments

@@ -18,9 +18,9 @@ from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import AFFINE, COLUMNS
+from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.recover.rescale.optimize_rotation import StreamWeight
 from quantpipe.recover.rescale.residual_streams import Stream, streams
-from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import Topology
 
 ORTHOGONAL = 1e-6

@@ -26,7 +26,7 @@ from quantpipe.oprules.channels import AFFINE, COLUMNS
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.rescale.apply_rotation import rotate_weights
 from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs
-from quantpipe.recover.rescale.writer import Writer
+from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.types import Kernel, Topology
 
 

@@ -27,8 +27,8 @@ from quantpipe.graph.fixed import fixed_hash
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import COLUMNS, PASSAGES, TARGET_SHAPES
+from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.recover.rescale.splittable import SplitPath, splittable
-from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import HardwareSpec, Schema, Topology
 
 KEY = "annotate.split_channels"

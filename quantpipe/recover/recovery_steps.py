@@ -8,9 +8,9 @@ from math import inf
 from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.recover.named_steps import STEPS, TRAIN, Walk, layer_options
 from quantpipe.recover.parameters import KEY, SEARCHED
 from quantpipe.recover.reconstruct.layer import LayerOptions
-from quantpipe.recover.steps import STEPS, TRAIN, Walk, layer_options
 
 WHEN = ("always", "missed", "searched")
 

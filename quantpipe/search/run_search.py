@@ -11,7 +11,7 @@ from quantpipe.errors import ConfigError
 from quantpipe.search.algorithm import Algorithm
 from quantpipe.search.evaluator import BudgetExhausted, Evaluator, TargetReached
 from quantpipe.search.objective import Objective
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.search.pareto import front
 from quantpipe.types import ChoiceSpace, Point, Score, Trial
 
