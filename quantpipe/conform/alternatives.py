@@ -13,7 +13,7 @@ from typing import Any
 
 from quantpipe.conform.describe import Change, Described
 from quantpipe.conform.faults import NONE, Fault
-from quantpipe.conform.kernels import RepeatedKernel
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.hardware.reader import LEAST_MULTIPLIER, ROUNDINGS
 from quantpipe.types import (
     MULTIPLIER_BITS,

@@ -21,7 +21,7 @@ from quantpipe.conform.alternatives import ALL_WIDTHS, WIDTHS, limits, narrowing
 from quantpipe.conform.describe import Change
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.faults import Fault
-from quantpipe.conform.kernels import RepeatedKernel
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.conform.probes import Probe
 from quantpipe.types import MULTIPLIER_BITS, Form, HardwareSpec, IdentifiedField, Isa, RequantizeKind, Unify
 

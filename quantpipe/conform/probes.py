@@ -24,8 +24,8 @@ from quantpipe.arrays import Array
 from quantpipe.conform.alternatives import narrowings
 from quantpipe.conform.describe import Described
 from quantpipe.conform.faults import NONE
-from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.narrow import narrowed
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.conform.recipes import NODE, RECIPES, RESULT, TIES, ProbeDraft, Recipe
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.errors import QuantpipeError

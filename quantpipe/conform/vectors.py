@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from quantpipe.arrays import Array
-from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.network import Network, is_raw, name_of
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.errors import QuantpipeError
 from quantpipe.types import Accumulate, DType, Kernel, Lookup, Requantize, Sum
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from quantpipe.arrays import Array
 from quantpipe.artifacts import ArtifactUnit, read_json
-from quantpipe.conform.compare import compare_dump
+from quantpipe.conform.compare_dump import compare_dump
 from quantpipe.conform.describe import Described
 from quantpipe.conform.dump import has_dump, read_dump
 from quantpipe.conform.network import joined

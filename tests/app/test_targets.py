@@ -114,7 +114,7 @@ def test_the_parts_of_quantpipe_that_run_what_they_are_given_are_no_targets(tmp_
         "plugins": ["os"],
     }
     chain = {
-        "_target_": "quantpipe.data.functions.called",
+        "_target_": "quantpipe.data.user_functions.called",
         "function": shell,
         "where": "x",
         "key": "x",

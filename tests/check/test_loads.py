@@ -8,7 +8,7 @@ import pytest
 import rich.console
 
 from quantpipe.check import check
-from quantpipe.check.forms import loaded_forms
+from quantpipe.check.exact_forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.c import runner

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quantpipe.check.forms import loaded_forms
+from quantpipe.check.exact_forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.functions import arrays_of, called, checked_function, fields_of, rows_of
-from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.sample_store import SampleCache, SampleStore
 from quantpipe.data.source import Hasher, Rows, hash_arrays
 from quantpipe.data.sources.table import LABEL, integers, texts_of
 from quantpipe.data.sources.tablefile import SUFFIXES, TableFile
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
+from quantpipe.data.user_functions import arrays_of, called, checked_function, fields_of, rows_of
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 

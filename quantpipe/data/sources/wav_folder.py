@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.functions import arrays_of, called, fields_of, rows_of
-from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.sample_store import SampleCache
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
 from quantpipe.data.sources.folder import FILE_OF_GROUPS, ClassFolder, classes_of
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
+from quantpipe.data.user_functions import arrays_of, called, fields_of, rows_of
 from quantpipe.errors import ConfigError, DataError, brief
 from quantpipe.types import TensorInfo
 

@@ -14,7 +14,7 @@ from quantpipe.conform.alternatives import Alternative, alternatives
 from quantpipe.conform.describe import Described
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.entering import entering_alternatives
-from quantpipe.conform.kernels import RepeatedKernel
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.types import DumpedRow, DumpedSet, ExplanationRow
 
