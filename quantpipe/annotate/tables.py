@@ -17,7 +17,7 @@ from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.plan.tables import given_table
+from quantpipe.plan.table_numbers import given_table
 from quantpipe.types import (
     Edge,
     HardwareSpec,

@@ -21,7 +21,7 @@ from quantpipe.lowering.fragments import TRANSPOSED, is_window
 from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
-from quantpipe.plan.pairs import largest_sum
+from quantpipe.plan.saturating_pairs import largest_sum
 from quantpipe.realize import OWN
 from quantpipe.simulate.digits import digits_for
 from quantpipe.types import (

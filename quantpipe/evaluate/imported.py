@@ -21,8 +21,8 @@ from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize
 from quantpipe.lowering import Rendered
-from quantpipe.plan.blocks import real_weight, rows_of, spread
 from quantpipe.plan.given_blocks import given_blocks
+from quantpipe.plan.weight_blocks import real_weight, rows_of, spread
 from quantpipe.types import (
     GivenTensor,
     GivenWeight,

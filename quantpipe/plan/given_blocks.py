@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.plan.blocks import as_weight
+from quantpipe.plan.weight_blocks import as_weight
 from quantpipe.types import BlockGrid, DType, GivenWeight, Symmetry, TensorSchema, WeightSite, WeightTensor
 
 MOST_BITS = 8

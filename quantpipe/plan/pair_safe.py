@@ -23,7 +23,7 @@ from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import file_array, is_mapped
 from quantpipe.graph.rewrites.unsigned import SIGN
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.pairs import (
+from quantpipe.plan.saturating_pairs import (
     BLOCK,
     channel_sums,
     kernel_order,

@@ -15,14 +15,14 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import Types, narrowest, storage_types, weight_only_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
-from quantpipe.plan import blocks
+from quantpipe.plan import weight_blocks as blocks
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.given_blocks import kept_weight
-from quantpipe.plan.loops import loop_products
+from quantpipe.plan.loop_numbers import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
-from quantpipe.plan.tables import given_table, row_table
+from quantpipe.plan.table_numbers import given_table, row_table
 from quantpipe.plan.weights import choose_loop_weight, choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,

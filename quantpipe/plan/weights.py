@@ -12,7 +12,7 @@ from quantpipe.graph.external_weights import beside
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.pair_safe import exact_weight, pair_safe
-from quantpipe.plan.pairs import multiplies_in_pairs, saturates
+from quantpipe.plan.saturating_pairs import multiplies_in_pairs, saturates
 from quantpipe.types import Kernel, LoopSite, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from quantpipe.arrays import Array
 from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
-from quantpipe.plan.blocks import as_weight, codes, rows_of
+from quantpipe.plan.weight_blocks import as_weight, codes, rows_of
 from quantpipe.types import DType, WeightTensor
 
 Writer = Callable[[str, Any], ir.Value]

@@ -15,7 +15,7 @@ from quantpipe.graph.session_options import REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.oprules import rule_of
-from quantpipe.plan.blocks import rows_of
+from quantpipe.plan.weight_blocks import rows_of
 from quantpipe.realize.qdq import Qdq
 from quantpipe.types import Kernel, WeightTensor
 

@@ -26,7 +26,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.external_weights import copied, is_mapped
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
-from quantpipe.plan.tables import real_rows
+from quantpipe.plan.table_numbers import real_rows
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance, stamp

@@ -22,7 +22,7 @@ from quantpipe.errors import ConfigError, brief
 from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
 from quantpipe.oprules import rule_of
 from quantpipe.plan import Problem
-from quantpipe.plan.blocks import real_weight
+from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.recover.layer_stream import LayerStream, Numbers, UnitRounding, rounded
 from quantpipe.recover.layer_units import Calibrated, Choosing, LayerUnit, units_of, walked
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor

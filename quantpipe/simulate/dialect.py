@@ -28,7 +28,7 @@ from quantpipe.lowering.loops import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
-from quantpipe.plan.blocks import real_weight
+from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.simulate import functions
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.simulate.digits import digits_for

@@ -13,8 +13,8 @@ from quantpipe.arrays import along
 from quantpipe.graph.batch_norms import BatchNorm
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides, Problem
-from quantpipe.plan.blocks import real_weight
-from quantpipe.plan.pairs import pair_limit
+from quantpipe.plan.saturating_pairs import pair_limit
+from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.train.weight_parameters import WeightStart
 from quantpipe.types import QuantPlan, Strategy, WeightSite, WeightTensor
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quantpipe.arrays import along
 from quantpipe.intmath import nearest_step
 from quantpipe.plan.pair_safe import rounded_pairs
-from quantpipe.plan.pairs import kernel_order
+from quantpipe.plan.saturating_pairs import kernel_order
 from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient, straight_through
 from quantpipe.train.range_parameters import storable
 from quantpipe.types import PowerOfTwo

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Array, Floats
-from quantpipe.plan.blocks import as_weight, fitted, rows_of, spread, steps_of, with_scales
+from quantpipe.plan.weight_blocks import as_weight, fitted, rows_of, spread, steps_of, with_scales
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, row_errors
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, damped, mean_output, parts, regression, unit_of
 from quantpipe.recover.reconstruct.moments import Moments
