@@ -23,7 +23,7 @@ from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
 from quantpipe.plan.saturating_pairs import largest_sum
 from quantpipe.realize import OWN
-from quantpipe.simulate.digits import digits_for
+from quantpipe.simulate.digit_sums import digits_for
 from quantpipe.types import (
     Accumulate,
     Average,

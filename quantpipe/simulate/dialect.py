@@ -29,9 +29,9 @@ from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
 from quantpipe.plan.weight_blocks import real_weight
-from quantpipe.simulate import functions
+from quantpipe.simulate import simulated_functions as functions
 from quantpipe.simulate.arithmetic import Arithmetic
-from quantpipe.simulate.digits import digits_for
+from quantpipe.simulate.digit_sums import digits_for
 from quantpipe.types import (
     Accumulate,
     Average,

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import quantpipe
-from quantpipe.app.forms import refuse_half
+from quantpipe.app.chosen_forms import refuse_half
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel

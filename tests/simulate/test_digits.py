@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.errors import HardwareError
-from quantpipe.simulate.digits import Digits, _splits, digits_for
+from quantpipe.simulate.digit_sums import Digits, _splits, digits_for
 from quantpipe.types import DType, WeightTensor
 
 

@@ -18,10 +18,10 @@ from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Node
+from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.elementwise import window_loops
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.nest import broadcast_strides, collapsed, index, loops, regular, strides_of
-from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import DType, Form, Kernel
 
 

@@ -15,7 +15,7 @@ from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance, stamp
 from quantpipe.realize.qonnx.dialect import Qonnx
 from quantpipe.realize.qonnx.nodes import DOMAIN, VERSION
-from quantpipe.realize.qonnx.run import QonnxRunner
+from quantpipe.realize.qonnx.run_qonnx import QonnxRunner
 from quantpipe.realize.ship_samples import feeds
 from quantpipe.types import QuantPlan, Topology
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.view import Node
 from quantpipe.realize.c import helpers
+from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.narrow import narrowed
 from quantpipe.realize.c.nest import broadcast_strides, collapsed, index, loops, strides_of
 from quantpipe.realize.c.source import CSource, integer
-from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import DType, Form, Kernel, Program, Step, StepOp
 
 TABLES = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)

@@ -13,10 +13,10 @@ from quantpipe.graph.view import Graph
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance
 from quantpipe.realize.vta.isa import BLOCK, DEPTH, ELEMENT_BYTES, Instruction, Memory, Op
-from quantpipe.realize.vta.layers import FORM, Lowering, Map, VtaLayer
-from quantpipe.realize.vta.program import ALIGN, Image
-from quantpipe.realize.vta.run import VtaRunner
+from quantpipe.realize.vta.run_vta import VtaRunner
 from quantpipe.realize.vta.schedule import PLANES, Addresses, schedule
+from quantpipe.realize.vta.vta_layers import FORM, Lowering, Map, VtaLayer
+from quantpipe.realize.vta.vta_program import ALIGN, Image
 from quantpipe.types import QuantPlan, Topology
 
 FILE, STREAM, CONSTANTS = "model.vta.json", "model.vta.bin", "model.vta.dat"
