@@ -27,7 +27,7 @@ from quantpipe.app import compose
 from quantpipe.calibrate.decided import DecidedEstimator, with_decisions
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.extend import DeviceOp, Extension, Layer, function
 from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware

@@ -30,7 +30,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.estimators import MSE, OutputError
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.extend import Layer, LayerDecision
 from quantpipe.graph.execute import Session, release_memory
 from quantpipe.graph.load import load_graph

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.data.sources.image_folder import ImageFolderDataset
 from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.graph.execute import Session, pairs_saturate

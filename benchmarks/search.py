@@ -38,7 +38,7 @@ from latency import ZOO, datasets, option
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.data.subset import First
 from quantpipe.executors import Process, Serial
 from quantpipe.graph.execute import Session, available_cores, run_batches

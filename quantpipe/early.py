@@ -24,12 +24,7 @@ _PLAIN = re.compile(r"[\w/.:@%~-]+")
 
 
 def missing_file(arguments: Sequence[str], folder: Path) -> str | None:
-    """Return what is wrong with a file that the command line names, or None.
-
-    Args:
-        arguments: The arguments of the command.
-        folder: The folder that relative paths start from.
-    """
+    """Return what is wrong with a file that the command line names, or None."""
     if any(argument.startswith("-") for argument in arguments):
         return None  # --help and --cfg answer whatever else is given
     for argument in arguments:

@@ -13,14 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quantpipe.arrays import Ints, along
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.types import MULTIPLIER_BITS, Denominator, DType, PowerOfTwo, Range, Rounding, Symmetry, TensorSchema
 
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 """Least normal float32: a smaller scale would be flushed to zero by some devices."""
 LARGEST_SCALE = float(np.finfo(np.float32).max)
-
-Ints = NDArray[np.int64]
 
 
 def round_real(x: ArrayLike, mode: Rounding = Rounding.HALF_EVEN) -> NDArray[np.float64]:
@@ -65,16 +64,6 @@ def _as_int64(x: ArrayLike) -> Ints:
     if array.dtype.kind not in "iub":
         raise TypeError(f"integers expected, got an array of {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _along(values: ArrayLike, axis: int | None, ndim: int) -> NDArray[Any]:
-    """Return per-channel values `[C]` shaped to broadcast along `axis` of `ndim` axes; scalars as they are."""
-    array = np.asarray(values)
-    if axis is None or array.ndim == 0:
-        return array
-    shape = [1] * ndim
-    shape[axis] = -1
-    return array.reshape(shape)
 
 
 # --- from a range to a scale and a zero point -----------------------------------------------------------------------
@@ -206,11 +195,11 @@ def quantize(
     """
     real = np.asarray(x, dtype=np.float32)
     with np.errstate(over="ignore", under="ignore"):
-        steps = np.rint(real / _along(np.asarray(scale, dtype=np.float32), axis, real.ndim))
+        steps = np.rint(real / along(np.asarray(scale, dtype=np.float32), axis, real.ndim))
     if np.isnan(steps).any():
         raise DataError("NaN has no integer; the tensor to quantize holds NaN values")
     # float64 from here: zero points and 32-bit bounds are not exact in float32.
-    shifted = steps.astype(np.float64) + _along(zero_point, axis, real.ndim)
+    shifted = steps.astype(np.float64) + along(zero_point, axis, real.ndim)
     return np.asarray(np.clip(shifted, qmin, qmax)).astype(dtype.numpy)
 
 
@@ -240,8 +229,8 @@ def dequantize(
         The real values, float32 in the shape of `q`.
     """
     integers = _as_int64(q)
-    offset = integers - _along(zero_point, axis, integers.ndim)
-    return np.asarray(offset.astype(np.float32) * _along(np.asarray(scale, dtype=np.float32), axis, integers.ndim))
+    offset = integers - along(zero_point, axis, integers.ndim)
+    return np.asarray(offset.astype(np.float32) * along(np.asarray(scale, dtype=np.float32), axis, integers.ndim))
 
 
 # --- requantize: accumulator -> output integers ---------------------------------------------------------------------
@@ -274,7 +263,7 @@ def requantize_float(
     `acc`: integers, any shape; `multiplier`: s_x·s_w/s_y, a scalar or `[C]` along `axis`.
     """
     integers = _as_int64(acc)
-    product = integers.astype(np.float32) * _along(np.asarray(multiplier, dtype=np.float32), axis, integers.ndim)
+    product = integers.astype(np.float32) * along(np.asarray(multiplier, dtype=np.float32), axis, integers.ndim)
     return np.clip(round_real(product, rounding) + zero_point, qmin, qmax).astype(np.int64)
 
 
@@ -294,7 +283,7 @@ def requantize_shift(
     `rounding` other than half_up replaces the added half by the mode's rule; floor is the bare shift.
     """
     integers = _as_int64(acc)
-    n = _along(_as_int64(shift), axis, integers.ndim)
+    n = along(_as_int64(shift), axis, integers.ndim)
     if (n > 62).any() or (n < -31).any():
         raise HardwareError(f"a shift of {n.min()}..{n.max()} bits is outside the 64-bit accumulator; legal: -31..62")
     right = np.maximum(n, 0)
@@ -335,7 +324,7 @@ def requantize_fixed_point(
     `multiplier`: M and shift, scalars or `[C]` along `axis`; shift in -31..30.
     """
     integers = _as_int64(acc)
-    m, exponent = (_along(_as_int64(part), axis, integers.ndim) for part in multiplier)
+    m, exponent = (along(_as_int64(part), axis, integers.ndim) for part in multiplier)
     if (exponent > 30).any() or (exponent < -31).any():
         raise HardwareError(f"a fixed-point shift of {exponent.min()}..{exponent.max()} is illegal; legal: -31..30")
     if rounding == "single":

@@ -32,7 +32,7 @@ from quantpipe.app import compose
 from quantpipe.calibrate.decided import with_decisions
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import compare
 from quantpipe.evaluate.plugged import check_plug_ins

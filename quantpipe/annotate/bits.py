@@ -27,13 +27,7 @@ def limited(spec: HardwareSpec, sites: Sequence[KernelSite]) -> dict[str, int]:
 def ends_of(graph: Graph, spec: HardwareSpec, kernels: Sequence[Kernel]) -> dict[str, int]:
     """Return the bits of weights and inputs of the first and the last layer, where the device says them.
 
-    Args:
-        graph: the graph.
-        spec: the device.
-        kernels: the kernels in graph order.
-
-    Returns:
-        Tensor or weight -> its bits.
+    Returns tensor or weight -> its bits.
     """
     bits = spec.first_last_bits
     found: dict[str, int] = {}
@@ -47,13 +41,7 @@ def ends_of(graph: Graph, spec: HardwareSpec, kernels: Sequence[Kernel]) -> dict
 def bounded_group(group: ScaleGroup, most: Mapping[str, int], ends: Mapping[str, int]) -> ScaleGroup:
     """Return a scale group with the bits that are said of its tensors.
 
-    Args:
-        group: the group.
-        most: tensor -> the most bits.
-        ends: tensor of the first or the last layer -> its bits.
-
-    Returns:
-        The group; itself where nothing is said.
+    Returns the group; itself where nothing is said.
     """
     said = [ends[t] for t in group.tensors if t in ends]
     if said:

@@ -50,18 +50,11 @@ def choice_space(
     Per group they are `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR` and `range:TENSOR`; then come the
     weights with `bits:WEIGHT` and `range:WEIGHT`, and the structural choices.
 
-    Args:
-        topology: what runs in integers.
-        options: the settings of annotate, of which the bits and steps are read.
-        percents: the shares of the estimated range to which a search may clip, 100 first, by key of the scale group;
-            groups that are not there have no such choice.
-        structural: choices that lead to other topologies.
-        ranges: the options of the choice of a range, by key of the scale group or weight; others have no such choice.
-        gains: where `annotate.choices` has `auto`, only bits that the device gains from are offered; None: all of them.
-        raised: whether all bits are offered that there are, those beyond the device's default (`raise_to`) first.
-
-    Returns:
-        The space.
+    `options`: the settings of annotate, of which the bits and steps are read. `percents`: the shares of the estimated
+    range to which a search may clip, 100 first, by key of the scale group; groups that are not there have no such
+    choice. `ranges`: the options of the choice of a range, by key of the scale group or weight; others have no such
+    choice. `gains`: where `annotate.choices` has `auto`, only bits that the device gains from are offered; None: all of
+    them. `raised`: whether all bits are offered that there are, those beyond the device's default (`raise_to`) first.
     """
     choices: list[Choice] = []
     steps = tuple(sorted(steps_offered(options), key=lambda s: (s != 0, s)))

@@ -103,8 +103,7 @@ class AnnotateOptions:
     def stated(self) -> tuple[Constraint, ...]:
         """Return the constraints, read.
 
-        Raises:
-            ConfigError: for those that say nothing legal.
+        Raises ConfigError for those that say nothing legal.
         """
         return read_constraints(self.constraints or {})
 
@@ -112,8 +111,7 @@ class AnnotateOptions:
 def _channels(given: Any) -> dict[str, tuple[int, ...]]:
     """What `split_channels` says, as channels by tensor.
 
-    Raises:
-        ConfigError: for what is none.
+    Raises ConfigError for what is none.
     """
     where = "annotate.split_channels"
     legal = "legal is a mapping of tensors or weights to lists of channels, such as {conv1.out: [3, 7]}, or null"
@@ -157,15 +155,8 @@ def decide(
 ) -> Conditions:
     """Decide which nodes run in integers, in execution order.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        options: the settings of annotate.
-        structure: what departs from the default topology.
-        refused: signatures that nodes cannot have, with the reasons.
-
-    Returns:
-        The signature of each integer node, and why each other one stays in float.
+    `refused`: signatures that nodes cannot have, with the reasons. Returns the signature of each integer node, and why
+    each other one stays in float.
     """
     chosen = {
         n.name: Reason(ReasonKind.CHOSEN, f"left in float by the choice {choice_key(ChoiceKind.FLOAT, n.name)}")

@@ -76,8 +76,7 @@ def constraints_given(value: Any, folder: Path) -> Mapping[str, Any]:
 def read_constraints(given: Mapping[str, Any]) -> tuple[Constraint, ...]:
     """Return the statements in plain data (tensor name or glob -> `none` or a mapping with `kind`).
 
-    Raises:
-        ConfigError: naming the tensor and what would be legal.
+    Raises ConfigError, naming the tensor and what would be legal.
     """
     return tuple(_read(str(pattern), value) for pattern, value in given.items())
 

@@ -28,14 +28,8 @@ def fewest_conversions(
 ) -> dict[str, bool]:
     """Return a mapping: node -> whether it runs in integers, for the nodes of `free` whose side changes.
 
-    Args:
-        graph: The clean model.
-        integer: Tells whether a node runs in integers.
-        free: Nodes that may be on either side, and where each of them is.
-        makers: Integer nodes that can give floats at no cost, where one node alone reads them.
-
-    Returns:
-        The new sides.
+    `free`: Nodes that may be on either side, and where each of them is. `makers`: Integer nodes that can give floats at
+    no cost, where one node alone reads them.
     """
     found: dict[str, bool] = {}
     real = frozenset((*graph.output_names, *(t for n in graph.nodes for t in n.captured)))

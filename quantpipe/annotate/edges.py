@@ -24,15 +24,8 @@ def misread(
 
     Kernels that read the result of one of these are left for the next look, because their operand changes first.
 
-    Args:
-        graph: the graph.
-        spec: the device.
-        conditions: which nodes run in integers, with their signatures.
-        kernels: the kernels in graph order.
-        dtypes: type of each stored tensor.
-
-    Returns:
-        Node -> its signature and why it does not fit.
+    `conditions`: which nodes run in integers, with their signatures. Returns node -> its signature and why it does not
+    fit.
     """
     held = dict(dtypes)
     found: dict[str, dict[OpSignature, str]] = {}
@@ -63,15 +56,7 @@ def accepted(
 ) -> tuple[DType, ...]:
     """Return the stored types that a result may have, those first that all of its integer readers take.
 
-    Args:
-        offered: the stored types that the kernel can give.
-        output: the result.
-        graph: the clean model.
-        spec: the device.
-        conditions: which nodes run in integers, with their signatures.
-
-    Returns:
-        The types.
+    `conditions`: which nodes run in integers, with their signatures.
     """
     wanted = [
         conditions.integer[reader.name].input(port)

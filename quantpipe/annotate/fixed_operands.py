@@ -32,15 +32,8 @@ def cut_off(
 ) -> dict[str, dict[OpSignature, str]]:
     """Return the joins that would cut some of their operands off, with their signatures and why.
 
-    Args:
-        graph: the graph.
-        spec: the device.
-        conditions: which nodes run in integers, with their signatures.
-        kernels: the kernels in graph order.
-        fixed_outputs: whether functions have their usual scales on any device.
-
-    Returns:
-        Node -> its signature and why it does not fit.
+    `conditions`: which nodes run in integers, with their signatures. Returns node -> its signature and why it does not
+    fit.
     """
     found: dict[str, dict[OpSignature, str]] = {}
     fixed: dict[str, tuple[float, float] | None] = {}

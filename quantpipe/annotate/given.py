@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.annotate.fixed_range import FixedRange
+from quantpipe.arrays import along
 from quantpipe.types import (
     Denominator,
     DType,
@@ -45,17 +46,7 @@ class FittedWeight:
 
 
 def fitted_range(grid: ImportedGrid, dtype: DType, schema: Schema, most: int) -> tuple[FixedRange, str]:
-    """Return the range of a tensor that gives its grid, or the one it covers, and what has to change.
-
-    Args:
-        grid: the given grid.
-        dtype: what the device stores the tensor in.
-        schema: how ranges become scales.
-        most: the most bits that it has for it.
-
-    Returns:
-        The range with its bits, and the change in words, empty where the integers are the same (up to a shift by 128).
-    """
+    """Return the range of a tensor that gives its grid, or the one it covers, and what has to change."""
     how, bits = schema.activations, min(grid.bits, dtype.bits, most)
     if not grid.single:
         whole = _hull(grid)
@@ -110,18 +101,7 @@ def _power(scale: NDArray[np.float32]) -> bool:
 def fitted_weight(
     weight: GivenWeight, channel_axis: int, dtype: DType, *, spec: HardwareSpec, schema: Schema
 ) -> FittedWeight:
-    """Return the thresholds of a weight that give its scales and integers, as near as the device can.
-
-    Args:
-        weight: the given weight.
-        channel_axis: the axis of its output channels.
-        dtype: what the device stores it in.
-        spec: the device.
-        schema: how ranges become scales.
-
-    Returns:
-        The thresholds with their axis and bits, and what has to change.
-    """
+    """Return the thresholds of a weight that give its scales and integers, as near as the device can."""
     grid, most = weight.grid, min(dtype.bits, spec.weights.bits)
     offered = spec.weights.granularity
     if weight.block is not None:
@@ -140,9 +120,8 @@ def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, *, most: int, h
     count = weight.values.shape[axis] if axis is not None else 1
     scale: NDArray[np.float64] = np.broadcast_to(grid.scale.astype(np.float64), count)
     zero: NDArray[np.int64] = np.broadcast_to(grid.zero, count)
-    along = [1] * weight.values.ndim
-    along[axis or 0] = count
-    centred = weight.values.astype(np.int64) - (zero.reshape(along) if axis is not None else zero.reshape(()))
+    shaped = zero.reshape(()) if axis is None else along(zero, axis, weight.values.ndim)
+    centred = weight.values.astype(np.int64) - shaped
     others = None if axis is None else tuple(n for n in range(centred.ndim) if n != axis)
     least = np.atleast_1d(centred.min(axis=others, initial=0))  # of each channel, whose zero point is its own
     greatest = np.atleast_1d(centred.max(axis=others, initial=0))
@@ -181,15 +160,8 @@ def given_thresholds(
 
     s = T / steps in float64 gives s back, since T = s · steps has no rounding: 24 bits times at most 16.
 
-    Args:
-        scale: the scales, `[C]`.
-        zero: the zero points, `[C]`.
-        grid: the grid, for the smallest integer of its type.
-        bits: the bits that it has on the device.
-        how: how ranges become scales.
-
-    Returns:
-        Thresholds `[C]`, or ranges `[C, 2]` under an asymmetric schema.
+    `scale`: the scales, `[C]`. `zero`: the zero points, `[C]`. `grid`: the grid, for the smallest integer of its type.
+    Returns thresholds `[C]`, or ranges `[C, 2]` under an asymmetric schema.
     """
     if how.symmetry is Symmetry.ASYMMETRIC:
         least = grid.dtype.qmin if grid.bits == grid.dtype.bits else (-(1 << (bits - 1)) if grid.low < 0 else 0)

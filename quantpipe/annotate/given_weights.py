@@ -20,18 +20,8 @@ def settled(
 ) -> WeightSite:
     """Return the site of a weight with its scales, where they are known beforehand.
 
-    Args:
-        site: the site as it is without.
-        graph: the clean model, with what a quantized file gives of it.
-        spec: the device.
-        schema: how ranges become scales.
-        stated: what the user states of the weight, which comes first.
-
-    Returns:
-        The site.
-
-    Raises:
-        ConfigError: for stated scales that the device cannot have.
+    `graph`: the clean model, with what a quantized file gives of it. `stated`: what the user states of the weight,
+    which comes first. Raises ConfigError for stated scales that the device cannot have.
     """
     if stated is not None and stated.kind is ConstraintKind.UNIFORM:
         found = fitted_weight(_stated(site, stated, graph), site.channel_axis, site.dtype, spec=spec, schema=schema)

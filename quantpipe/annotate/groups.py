@@ -58,20 +58,8 @@ def scale_groups(
     Where an op would tie two tensors of different pins, the pin of the result holds (without one, a pin that covers all
     operands), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
 
-    Args:
-        graph: the graph.
-        spec: the device.
-        kernels: the kernels in graph order.
-        dtypes: type of each stored tensor.
-        edges: the connections, for the edges of each group.
-        pins: tensors of known range.
-        least: the fewest bits of a tensor, where stated.
-
-    Returns:
-        The groups, and the kernels with rescaled operands marked.
-
-    Raises:
-        ConfigError: for a pin that the device or a statement about bits rules out.
+    `edges`: the connections, for the edges of each group. `least`: the fewest bits of a tensor, where stated. Raises
+    ConfigError for a pin that the device or a statement about bits rules out.
     """
     stored = _in_order(graph, dtypes)
     ties = disjoint(stored)
@@ -210,17 +198,7 @@ def weight_sites(
 ) -> tuple[WeightSite, ...]:
     """Return one site per constant: a weight with several users stays one tensor.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        dtypes: the type that each weight is stored in.
-        granularity: gives the granularity of a weight's scales.
-        kernels: the kernels in graph order.
-        edges: the connections, for the edges of each weight.
-        least: the fewest bits of a weight, where stated.
-
-    Returns:
-        The sites, in graph order.
+    `edges`: the connections, for the edges of each weight. `least`: the fewest bits of a weight, where stated.
     """
     users: dict[str, list[Kernel]] = {}
     for kernel in kernels:

@@ -32,18 +32,9 @@ def half_nodes(
     others by a sample, with a margin. Nodes with graphs of their own, and those that make floats of something
     else (Cast, for one), stay in float32.
 
-    Args:
-        graph: the clean model, measured.
-        spec: the device.
-        float_type: `annotate.float_type`.
-        left: the nodes left in float.
-        held: those of them that hold integers inside, which stay in float32.
-
-    Returns:
-        The names of the nodes.
-
-    Raises:
-        ConfigError: where the device does not compute in that type.
+    `graph`: the clean model, measured. `float_type`: `annotate.float_type`. `left`: the nodes left in float. `held`:
+    those of them that hold integers inside, which stay in float32. Raises ConfigError where the device does not compute
+    in that type.
     """
     if float_type not in spec.float_types:
         raise ConfigError(

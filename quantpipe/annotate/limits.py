@@ -54,13 +54,9 @@ class ChoiceLimits:
     def narrowed(self, space: ChoiceSpace, every: ChoiceSpace | None = None) -> ChoiceSpace:
         """Return the space with what is left; a choice keeps its place, also with one option.
 
-        Args:
-            space: The choices as they are offered.
-            every: The same choices with all the options that there are, which `fix` and `restrict` choose from: who
-                names an option gets it, also where the space leaves it out. None: the space itself.
-
-        Raises:
-            ConfigError: For a pattern that matches no choice, or leaves one without options.
+        `every`: The same choices with all the options that there are, which `fix` and `restrict` choose from: who names
+        an option gets it, also where the space leaves it out. None: the space itself. Raises ConfigError: For a pattern
+        that matches no choice, or leaves one without options.
         """
         left = {choice.key: choice for choice in space}
         whole = {choice.key: choice for choice in every or space}

@@ -39,14 +39,7 @@ def loop_sites(
 ) -> Loops:  # fmt: skip
     """Return the loops whose products the device takes in integers.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        reasons: float node -> why it is in float.
-        stored: the types of tensors that kernels read or make.
-
-    Returns:
-        The loops, in graph order.
+    `reasons`: float node -> why it is in float.
     """
     sites: list[LoopSite] = []
     dtypes: dict[str, DType] = {}
@@ -114,12 +107,7 @@ def loop_weights(
 
 
 def with_state_bits(groups: Iterable[ScaleGroup], sites: Sequence[LoopSite]) -> Iterator[ScaleGroup]:
-    """Yield scale groups, those of cell states with all bits of their type: `activations.bits` is for others.
-
-    Args:
-        groups: the groups.
-        sites: the loops with integer products.
-    """
+    """Yield scale groups, those of cell states with all bits of their type: `activations.bits` is for others."""
     cells = {tensor for site in sites for tensor in site.stored if tensor != site.state}
     for group in groups:
         yield replace(group, max_bits=group.dtype.bits) if cells.issuperset(group.tensors) else group

@@ -30,20 +30,9 @@ def pins_of(
 
     What a user states comes before what the model gives that was quantized already, and that before an op's function.
 
-    Args:
-        graph: the clean model.
-        kernels: the kernels in graph order.
-        dtypes: type of each stored tensor.
-        constraints: what the user states, by tensor.
-        spec: the device, whose own forms of functions have fixed ranges.
-        schema: how ranges become scales.
-        fixed_outputs: whether an op's function may pin its result.
-
-    Returns:
-        Stored tensor -> its pin.
-
-    Raises:
-        ConfigError: for a uniform constraint that the stored type or schema cannot express.
+    `constraints`: what the user states, by tensor. `spec`: the device, whose own forms of functions have fixed ranges.
+    Returns stored tensor -> its pin. Raises ConfigError for a uniform constraint that the stored type or schema cannot
+    express.
     """
     found: dict[str, FixedRange] = {}
     kernel_of = {k.node: k for k in kernels}

@@ -26,15 +26,9 @@ def real_sums(
 ) -> set[str]:
     """Return the additions and products that are real at no cost, chains of them included.
 
-    Args:
-        graph: The clean model.
-        integer: The nodes that run in integers, as far as is decided.
-        candidates: The additions and products among them that the device also runs in float.
-        makers: The nodes among them that can give floats instead of stored ones.
-        moves: Nodes that only move values, and may be on either side.
-
-    Returns:
-        Names of nodes.
+    `integer`: The nodes that run in integers, as far as is decided. `candidates`: The additions and products among them
+    that the device also runs in float. `makers`: The nodes among them that can give floats instead of stored ones.
+    `moves`: Nodes that only move values, and may be on either side.
     """
     around = _Around(graph, frozenset(integer), frozenset(makers), frozenset(moves), set(candidates))
     while lost := around.lost() or around.dear():

@@ -17,7 +17,7 @@ from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.plan.tables import given_table
+from quantpipe.plan.table_numbers import given_table
 from quantpipe.types import (
     Edge,
     HardwareSpec,
@@ -53,16 +53,8 @@ def table_sites(
     fewer bytes than `tables.min_bytes`, where a quantized file gives integers of another kind, or where integers with a
     scale for each row would take no fewer.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        kernels: the kernels; a table may be the weight of one as well (tied embeddings).
-        reasons: float node -> why it is in float.
-        edges: the connections.
-        constraints: what the user states of single tensors.
-
-    Returns:
-        The sites.
+    `kernels`: the kernels; a table may be the weight of one as well (tied embeddings). `reasons`: float node -> why it
+    is in float.
     """
     limits = spec.tables
     if limits is None:
@@ -101,8 +93,7 @@ def with_tables(reasons: Mapping[str, Reason], sites: Sequence[TableSite]) -> di
 def refuse_overflowing(graph: Graph, sites: Sequence[TableSite], limits: TableLimits | None) -> None:
     """Reject a table that holds infinities or NaN, or rows whose scale the type of scales does not hold.
 
-    Raises:
-        ModelError: naming the table, its first such row, and what would be legal.
+    Raises ModelError, naming the table, its first such row, and what would be legal.
     """
     if limits is None:
         return

@@ -51,18 +51,7 @@ def analyze(
 ) -> Topology:
     """Build the topology of a structure.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        schema: how ranges become scales.
-        options: the settings of annotate.
-        structure: what departs from the default topology.
-
-    Returns:
-        The topology.
-
-    Raises:
-        ConfigError: for patterns that match nothing, or, with `strict`, where a known op stays in float.
+    Raises ConfigError for patterns that match nothing, or, with `strict`, where a known op stays in float.
     """
     graph = in_canonical_order(graph)
     settled_here = settle(graph, spec, options, structure)

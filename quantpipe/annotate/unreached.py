@@ -20,15 +20,8 @@ def refuse_unreached(
 ) -> None:
     """Reject statements about tensors that reach no tensor which is stored in integers.
 
-    Args:
-        graph: the clean model.
-        kernels: the kernels.
-        stored: activations held in integers.
-        reasons: float node -> why it is in float.
-        constraints: the statements, by tensor.
-
-    Raises:
-        ConfigError: for a statement that reaches no tensor, with what the first one that it names is.
+    `reasons`: float node -> why it is in float. `constraints`: the statements, by tensor. Raises ConfigError for a
+    statement that reaches no tensor, with what the first one that it names is.
     """
     weights = {k.weight for k in kernels if k.weight is not None}
     named: dict[str, list[str]] = {}

@@ -65,13 +65,8 @@ class Topologies:
     ) -> None:
         """Take what `analyze` takes.
 
-        Args:
-            graph: The clean model.
-            spec: The device.
-            schema: How ranges become scales.
-            options: What the user states.
-            floatable: Nodes of `may_float` and `may_host` that may be left in float by choice, whatever
-                `annotate.choices` asks for.
+        `floatable`: Nodes of `may_float` and `may_host` that may be left in float by choice, whatever
+        `annotate.choices` asks for.
         """
         self._given = (graph, spec, schema, options)
         self._floatable = frozenset(floatable)
@@ -104,8 +99,7 @@ class Topologies:
     def at(self, structure: Structure) -> Topology:
         """Return the topology of a structure.
 
-        Raises:
-            ConfigError: for one that this graph or hardware does not allow.
+        Raises ConfigError for one that this graph or hardware does not allow.
         """
         found = self._kept.get(structure)
         if found is None:

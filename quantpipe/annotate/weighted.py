@@ -18,13 +18,7 @@ def weighted(graph: Graph, spec: HardwareSpec, reasons: Mapping[str, Reason]) ->
 
     A weight that something else reads, too, stays real.
 
-    Args:
-        graph: the clean model.
-        spec: the device.
-        reasons: float node -> why it is in float.
-
-    Returns:
-        What each of them reads and gives, in graph order.
+    `reasons`: float node -> why it is in float.
     """
     if spec.weights.block is None or not spec.weights.block.are_real:
         return ()

@@ -17,7 +17,7 @@ from quantpipe.app.settings import Launch, settings_of
 from quantpipe.artifacts import plain
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.data import GivenDataset
-from quantpipe.data.functions import name_of
+from quantpipe.data.user_functions import name_of
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.pipeline.settings import Settings
 from quantpipe.types import HardwareSpec

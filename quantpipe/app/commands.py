@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from quantpipe.app import apply
-from quantpipe.app.compare import found_runs, show
+from quantpipe.app.compare_command import found_runs, show
 from quantpipe.app.console import RichConsole, plain
 from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.app.sync import run_folders, settings_to_sync

@@ -26,14 +26,9 @@ OWN_LEGAL = "legal is the group's own section, without a header"
 def check_own_package(config: Any, header: Mapping[str, str | None], config_path: str, file: Path) -> None:
     """Reject a file that writes into other sections than its own.
 
-    Args:
-        config: Its content, a configuration of OmegaConf.
-        header: What its leading comment states, `package` among it.
-        config_path: Its group and name, as Hydra has them.
-        file: The file, as errors name it.
-
-    Raises:
-        ConfigError: Where its header or a key leads elsewhere, or its defaults list does.
+    `config`: Its content, a configuration of OmegaConf. `header`: What its leading comment states, `package` among it.
+    `config_path`: Its group and name, as Hydra has them. Raises ConfigError: Where its header or a key leads elsewhere,
+    or its defaults list does.
     """
     group = config_path.strip("/").rpartition("/")[0]
     package = header.get("package")

@@ -16,16 +16,16 @@ from quantpipe import extend
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
+from quantpipe.app.chosen_forms import forms_of, forms_record, is_implied, refuse_half, several_options
 from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
 from quantpipe.app.compose import hardware_file
-from quantpipe.app.device import with_bits, with_cost
-from quantpipe.app.forms import forms_of, forms_record, is_implied, refuse_half, several_options
-from quantpipe.app.functions import functions_of, objective_function
+from quantpipe.app.device_defaults import with_bits, with_cost
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
 from quantpipe.app.hardware_place import load_located
 from quantpipe.app.instances import make
 from quantpipe.app.model_options import install_custom_ops, read_fixed, read_keep, read_random
+from quantpipe.app.named_functions import functions_of, objective_function
 from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.thresholds import Option, rules_of, shipped_option

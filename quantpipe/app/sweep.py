@@ -8,7 +8,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from quantpipe.app import compare
+from quantpipe.app import compare_command as compare
 from quantpipe.app.console import say
 from quantpipe.errors import QuantpipeError
 from quantpipe.report import compare_note

@@ -9,32 +9,15 @@ file's fault. `RunLock` keeps a second process out, and completes the writes of 
 from quantpipe.artifacts.digest import PlainMapping, digest_array, digest_bytes, digest_file, digest_json, plain
 from quantpipe.artifacts.lock import FileLock, RunLock
 from quantpipe.artifacts.origin import Origin
-from quantpipe.artifacts.read import damage, is_current, read_bytes, read_json, read_npz, read_origin, read_text
+from quantpipe.artifacts.read import (
+    damage,
+    is_current,
+    read_bytes,
+    read_json,
+    read_kept,
+    read_npz,
+    read_origin,
+    read_text,
+)
 from quantpipe.artifacts.unit import ArtifactUnit
-from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_origin, write_pieces, write_text
-
-__all__ = [
-    "ArtifactUnit",
-    "FileLock",
-    "Origin",
-    "PlainMapping",
-    "RunLock",
-    "damage",
-    "digest_array",
-    "digest_bytes",
-    "digest_file",
-    "digest_json",
-    "is_current",
-    "plain",
-    "read_bytes",
-    "read_json",
-    "read_npz",
-    "read_origin",
-    "read_text",
-    "write_bytes",
-    "write_json",
-    "write_npz",
-    "write_origin",
-    "write_pieces",
-    "write_text",
-]
+from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_origin, write_text

@@ -67,6 +67,22 @@ def read_npz(path: str | os.PathLike[str], expected: Origin | None = None) -> di
     return arrays
 
 
+def read_kept(path: Path, expected: Origin, damaged: Callable[[DamagedError], None]) -> dict[str, NDArray[Any]] | None:
+    """Return the arrays that an earlier run kept; None for no file, or one of another origin.
+
+    A damaged file counts as none, after `damaged` has its error.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return read_npz(path, expected)
+    except DamagedError as error:
+        damaged(error)
+    except ArtifactError:
+        pass
+    return None
+
+
 def read_bytes(path: str | os.PathLike[str], expected: Origin | None = None) -> bytes:
     """Return the bytes of `write_bytes(…, origin)`; ArtifactError as in `read_json`."""
     data = _read(Path(path))

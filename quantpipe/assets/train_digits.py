@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,29 @@ def train(images: NDArray[np.float32], labels: NDArray[np.int64]) -> Any:
 
     `images` is `[N, 1, 8, 8]`, already divided by 16.
     """
+    return fitted(build, forward, images, labels, Fit(EPOCHS, LEARNING_RATE, WEIGHT_DECAY))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How long and how fast a net learns."""
+
+    epochs: int
+    rate: float
+    decay: float
+
+
+def fitted(
+    make: Callable[[], Any],
+    logits_of: Callable[[Any, Any], Any],
+    images: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    fit: Fit,
+) -> Any:
+    """Return the net that `make` gives, trained on shifted images, in evaluation mode.
+
+    `logits_of`: from the net and a batch of images to its logits. It is the same net again on every machine.
+    """
     import torch
     from torch.nn import functional
 
@@ -118,23 +142,31 @@ def train(images: NDArray[np.float32], labels: NDArray[np.int64]) -> Any:
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)  # the order of sums is part of the result
     rng = np.random.default_rng(SEED)
-    net = build()
+    net = make()
     x_all, y_all = torch.from_numpy(images), torch.from_numpy(labels)
-    steps = EPOCHS * (len(images) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
-    for epoch in range(EPOCHS):
+    steps = fit.epochs * (len(images) // BATCH)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=fit.rate, weight_decay=fit.decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, fit.rate, total_steps=steps)
+    for epoch in range(fit.epochs):
         order = torch.from_numpy(rng.permutation(len(images)))
         for start in range(0, len(order) - BATCH + 1, BATCH):
             chosen = order[start : start + BATCH]
-            logits = forward(net, shifted(x_all[chosen], rng))
-            loss = functional.cross_entropy(logits, y_all[chosen], label_smoothing=0.05)
+            loss = functional.cross_entropy(
+                logits_of(net, shifted(x_all[chosen], rng)), y_all[chosen], label_smoothing=0.05
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
         log.info("epoch %d: loss %.4f", epoch + 1, loss.item())
     return net.eval()
+
+
+def training_images() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return all images `[N, 1, 8, 8]` divided by 16, their labels, and which are for training and for the test."""
+    pixels, labels = digits_arrays()
+    images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).astype(np.float32) / np.float32(16)
+    return images, labels, *digits_parts(len(images))
 
 
 def spread(net: Any, rng: np.random.Generator) -> None:
@@ -223,9 +255,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     import torch
 
-    pixels, labels = digits_arrays()
-    images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).astype(np.float32) / np.float32(16)
-    part, test = digits_parts(len(images))
+    images, labels, part, test = training_images()
     net = train(images[part], labels[part])
     spread(net, np.random.default_rng(SPREAD_SEED))
     with torch.no_grad():

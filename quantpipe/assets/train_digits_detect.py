@@ -172,9 +172,7 @@ def loss_of(net: Any, images: Any, boxes: Any, classes: Any) -> Any:
 def train(digits: NDArray[np.uint8], labels: NDArray[np.int64]) -> Any:
     """Return the trained net in evaluation mode, with every batch drawn anew.
 
-    Args:
-        digits: `[n, 8, 8]`, values 0 to 16.
-        labels: class of each digit, `[n]`.
+    `digits`: `[n, 8, 8]`, values 0 to 16. `labels`: class of each digit, `[n]`.
     """
     import torch
 

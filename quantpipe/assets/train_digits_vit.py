@@ -25,15 +25,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.assets.train_digits import shifted
-from quantpipe.data.sources.digits import digits_arrays, digits_parts
+from quantpipe.assets.train_digits import Fit, fitted, training_images
 from quantpipe.data.sources.digits_columns import COLUMNS, columns_of
 
 log = logging.getLogger(__name__)
 
-SEED = 0
 EPOCHS = 120
-BATCH = 32
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.05
 OPSET = 17
@@ -147,30 +144,9 @@ def train(size: Size, images: NDArray[np.float32], labels: NDArray[np.int64]) ->
 
     `images` is `[N, 1, 8, 8]`, already divided by 16.
     """
-    import torch
-    from torch.nn import functional
-
-    torch.manual_seed(SEED)
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)  # the order of sums is part of the result
-    rng = np.random.default_rng(SEED)
-    net, inputs = build(size), inputs_of(size)
-    x_all, y_all = torch.from_numpy(images), torch.from_numpy(labels)
-    steps = EPOCHS * (len(images) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
-    for epoch in range(EPOCHS):
-        order = torch.from_numpy(rng.permutation(len(images)))
-        for start in range(0, len(order) - BATCH + 1, BATCH):
-            chosen = order[start : start + BATCH]
-            logits = net(*inputs(shifted(x_all[chosen], rng)))
-            loss = functional.cross_entropy(logits, y_all[chosen], label_smoothing=0.05)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        log.info("epoch %d: loss %.4f", epoch + 1, loss.item())
-    return net.eval()
+    inputs = inputs_of(size)
+    fit = Fit(EPOCHS, LEARNING_RATE, WEIGHT_DECAY)
+    return fitted(lambda: build(size), lambda net, batch: net(*inputs(batch)), images, labels, fit)
 
 
 def to_onnx(net: Any, size: Size) -> onnx.ModelProto:
@@ -203,9 +179,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     import torch
 
-    pixels, labels = digits_arrays()
-    images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).astype(np.float32) / np.float32(16)
-    part, test = digits_parts(len(images))
+    images, labels, part, test = training_images()
     for name, size in SIZES.items():
         net = train(size, images[part], labels[part])
         with torch.no_grad():

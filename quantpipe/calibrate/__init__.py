@@ -4,13 +4,3 @@ from quantpipe.calibrate.collector import StatsCollector, merge
 from quantpipe.calibrate.profile import profile_from_arrays, stats_arrays
 from quantpipe.calibrate.weights import weight_ranges
 from quantpipe.calibrate.yaml_profile import profile_from_yaml, profile_yaml
-
-__all__ = [
-    "StatsCollector",
-    "merge",
-    "profile_from_arrays",
-    "profile_from_yaml",
-    "profile_yaml",
-    "stats_arrays",
-    "weight_ranges",
-]

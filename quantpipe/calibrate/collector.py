@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.calibrate.channels import ChannelCollector
+from quantpipe.calibrate.channel_statistics import ChannelCollector
 from quantpipe.calibrate.extremes import Extremes
 from quantpipe.calibrate.histogram import CHUNK, FOLDS, LARGEST, SignedHistogram
 from quantpipe.types import TensorStats

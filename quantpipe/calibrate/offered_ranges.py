@@ -15,7 +15,7 @@ from quantpipe.annotate.choices import AUTO, bits_key
 from quantpipe.annotate.range_choices import offers_ranges, range_options
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.ruled import place_of
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.intmath import scale_zero_point, scales_zero_points
 from quantpipe.types import (
@@ -64,14 +64,7 @@ def distinct(space: ChoiceSpace, topology: Topology, table: ThresholdTable, sche
 
     Where the bits of the tensor are searched, too, all options stay: ranges that are equal at 8 bits may differ at 4.
 
-    Args:
-        space: the choices.
-        topology: the one in which the most runs in integers.
-        table: the ranges of this run.
-        schema: how ranges become scales.
-
-    Returns:
-        The space; a choice with one option left keeps its place.
+    Returns the space; a choice with one option left keeps its place.
     """
     try:
         return space.with_options(_narrowed(space, topology, table, schema))

@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from quantpipe.artifacts import Origin, read_npz, write_npz
-from quantpipe.errors import ArtifactError, DamagedError
+from quantpipe.artifacts import Origin, read_kept, write_npz
+from quantpipe.errors import DamagedError
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,7 @@ class Partial:
 
     def read(self) -> dict[str, NDArray[Any]] | None:
         """Return the state, or None."""
-        if not self.path.is_file():
-            return None
-        try:
-            return read_npz(self.path, self.origin)
-        except DamagedError as error:
-            self.damaged(error)
-            return None
-        except ArtifactError:
-            return None
+        return read_kept(self.path, self.origin, self.damaged)
 
     def write(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the state, whole or not at all."""

@@ -4,5 +4,3 @@ It is written by the realize stage and states claims only. `quantpipe.verify` ch
 """
 
 from quantpipe.certify.certificate import certificate, proof_summary
-
-__all__ = ["certificate", "proof_summary"]

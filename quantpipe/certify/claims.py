@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quantpipe.certify.steps import departures
+from quantpipe.arrays import EXACT_FLOAT32, Ints
+from quantpipe.certify.counted_departures import departures
 from quantpipe.extend import package_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import accumulators_of
@@ -21,9 +21,9 @@ from quantpipe.lowering.fragments import TRANSPOSED, is_window
 from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
-from quantpipe.plan.pairs import largest_sum
+from quantpipe.plan.saturating_pairs import largest_sum
 from quantpipe.realize import OWN
-from quantpipe.simulate.digits import digits_for
+from quantpipe.simulate.digit_sums import digits_for
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -47,11 +47,8 @@ from quantpipe.types import (
     Topology,
 )
 
-EXACT = 1 << 24
 ENUMERATED = 1 << 16
 """Pairs of operands that are looked at one by one."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -171,7 +168,7 @@ class Claims:
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
     def _average(self, kernel: Kernel, numbers: Average) -> dict[str, Any]:
-        window = numbers.bound >= EXACT and is_window(self.graph.by_name[kernel.node])
+        window = numbers.bound >= EXACT_FLOAT32 and is_window(self.graph.by_name[kernel.node])
         carried = {"by": "bytes"} if window else {"by": _float(numbers.bound)}
         sums = self._sums(kernel.node, numbers.bound, None)
         found = {"given": {"elements": numbers.count}} | sums | {"carried": carried}
@@ -252,7 +249,7 @@ def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> di
 
 
 def _float(bound: int) -> str:
-    return "float32" if bound < EXACT else "float64"
+    return "float32" if bound < EXACT_FLOAT32 else "float64"
 
 
 def _rounds_in_steps(output: Requantize) -> bool:

@@ -23,15 +23,10 @@ from quantpipe.types import Topology
 def real_part(model: ir.Model, topology: Topology, floats: Collection[str]) -> dict[str, Any]:
     """Return the keys of certificate.json that hold for the file as a whole.
 
-    Args:
-        model: The realized model.
-        topology: Its topology, which names the tables that rows are looked up in.
-        floats: Names of the nodes in float.
-
-    Returns:
-        `inputs`, `outputs`: names in order. `opsets`: domain -> version. `constants`: name -> digest of the constants
-        that nodes in float read or the graph shows. `functions`: those that the file defines. `auxiliary_nodes`: nodes
-        in which the form writes a node in float, in addition to the node itself.
+    `topology`: Its topology, which names the tables that rows are looked up in. `floats`: Names of the nodes in float.
+    Returns `inputs`, `outputs`: names in order. `opsets`: domain -> version. `constants`: name -> digest of the
+    constants that nodes in float read or the graph shows. `functions`: those that the file defines. `auxiliary_nodes`:
+    nodes in which the form writes a node in float, in addition to the node itself.
     """
     graph = model.graph
     heads = _heads(topology)
@@ -48,12 +43,7 @@ def real_part(model: ir.Model, topology: Topology, floats: Collection[str]) -> d
 
 
 def written_floats(model: ir.Model, floats: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return name -> `op_type`, `domain`, `inputs`, `outputs` and `attributes` of nodes in float, as they are written.
-
-    Args:
-        model: The realized model.
-        floats: Names of the nodes.
-    """
+    """Return name -> `op_type`, `domain`, `inputs`, `outputs` and `attributes` of nodes in float as written."""
     return {str(n.name): described(n) for n in model.graph if n.name in floats}
 
 

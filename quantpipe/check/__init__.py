@@ -2,5 +2,3 @@
 
 from quantpipe.check.compatibility import DeviceVerdict, Fit, Loading, check, check_model
 from quantpipe.check.sample import made_up
-
-__all__ = ["DeviceVerdict", "Fit", "Loading", "check", "check_model", "made_up"]

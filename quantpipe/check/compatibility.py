@@ -14,11 +14,11 @@ from typing import Any
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
-from quantpipe.check.decisions import decisions
-from quantpipe.check.forms import LoadedForm, loaded_forms
+from quantpipe.check.decision_text import decisions
+from quantpipe.check.exact_forms import LoadedForm, loaded_forms
 from quantpipe.check.islands import Island, computes_reals, conversions, islands, rescales
 from quantpipe.check.sample import made_up
-from quantpipe.check.sums import Accumulation, accumulations
+from quantpipe.check.sum_bounds import Accumulation, accumulations
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.load import clean_graph, read_graph

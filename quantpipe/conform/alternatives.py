@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
 from quantpipe.conform.describe import Change, Described
 from quantpipe.conform.faults import NONE, Fault
-from quantpipe.conform.kernels import RepeatedKernel
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.hardware.reader import LEAST_MULTIPLIER, ROUNDINGS
 from quantpipe.types import (
     MULTIPLIER_BITS,
@@ -28,7 +26,6 @@ from quantpipe.types import (
     Unify,
 )
 
-Array = NDArray[Any]
 WIDTHS = (8, 10, 12, 15, 16, 18, 24)
 """Bits of fixed-point multipliers that are tried first beside 31."""
 ALL_WIDTHS = range(LEAST_MULTIPLIER, MULTIPLIER_BITS)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.network import Network
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware

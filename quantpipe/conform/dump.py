@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.errors import ArtifactError, nearest
 from quantpipe.types import DType
 
-Array = NDArray[Any]
 STAGE = "compare"
 KINDS = (".npz", ".npy", ".hex", ".bin")
 MOST_NAMED = 8

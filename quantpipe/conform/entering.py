@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.conform.network import Network
 from quantpipe.types import Rounding
-
-Array = NDArray[Any]
 
 
 def entering_alternatives(

@@ -15,17 +15,16 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.conform.alternatives import ALL_WIDTHS, WIDTHS, limits, narrowings
 from quantpipe.conform.describe import Change
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.faults import Fault
-from quantpipe.conform.kernels import RepeatedKernel
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.conform.probes import Probe
 from quantpipe.types import MULTIPLIER_BITS, Form, HardwareSpec, IdentifiedField, Isa, RequantizeKind, Unify
 
-Array = NDArray[Any]
 Assignment = Mapping[str, str]
 WIDTH = ", multiplier_bits "
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array, Ints, along
 from quantpipe.conform.faults import Fault
 from quantpipe.types import DType, Form, Limit, Overflow, Quantizer, Requantize, RequantizeKind, Rounding, Sum
 
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 WIDE = 1 << 62
 
 
@@ -40,7 +38,7 @@ def clamped(how: Requantize, q: Ints, axis: int, *, out: Quantizer, fault: Fault
         q = np.clip(q, -WIDE if low == out.qmin else low, WIDE if high == out.qmax else high)
         return intmath.wrap(q, out.dtype).astype(np.int64)
     if how.by_channel is not None and not fault.no_clamp:
-        own = [_along(b, axis, q.ndim) for b in how.by_channel]
+        own = [along(b, axis, q.ndim) for b in how.by_channel]
         q = np.clip(q, own[0], own[1])
     return np.clip(q, low, high)
 
@@ -54,7 +52,7 @@ def _unclamped(how: Requantize, acc: Ints, axis: int) -> Ints:
     if how.fixed is not None:
         return _multiplied(acc, how, z, axis=channel)
     if how.zero_first:
-        product = acc.astype(np.float32) * _along(how.multiplier, axis, acc.ndim) + np.float32(z)
+        product = acc.astype(np.float32) * along(how.multiplier, axis, acc.ndim) + np.float32(z)
         return intmath.round_real(product, Rounding(how.rounding)).astype(np.int64)
     return intmath.requantize_float(
         acc, how.multiplier, z, qmin=-WIDE, qmax=WIDE, axis=channel, rounding=Rounding(how.rounding)
@@ -102,18 +100,10 @@ def free_sum(plan: Sum, values: Sequence[Ints], axis: int) -> Ints:
     assert plan.output is not None  # noqa: S101  (such a sum is stored)
     total: Array = np.asarray(plan.offset, np.float32)
     for term, value in list(zip(plan.terms, values, strict=True))[::-1]:
-        total = intmath.fused_multiply_add(value, _along(np.asarray(term.ratio), axis, value.ndim), total)
+        total = intmath.fused_multiply_add(value, along(np.asarray(term.ratio), axis, value.ndim), total)
     return intmath.round_real(total, Rounding(plan.output.rounding)).astype(np.int64)
 
 
 def raw_terms(plan: Sum) -> list[bool]:
     """Return which terms are accumulators."""
     return [t.form is Form.RAW for t in plan.terms]
-
-
-def _along(values: Array, axis: int, ndim: int) -> Array:
-    if not values.ndim:
-        return values
-    shape = [1] * ndim
-    shape[axis] = -1
-    return values.reshape(shape)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import bind, simulate
 from quantpipe.types import DType, Form, Kernel, QuantPlan, Topology
 
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 ACCUMULATOR = " (accumulator)"
 """What the name of a tensor ends with where its accumulator is meant, as every form of a plan calls it."""
 

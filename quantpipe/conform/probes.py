@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
+from quantpipe.arrays import Array
 from quantpipe.conform.alternatives import narrowings
 from quantpipe.conform.describe import Described
 from quantpipe.conform.faults import NONE
-from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.narrow import narrowed
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.conform.recipes import NODE, RECIPES, RESULT, TIES, ProbeDraft, Recipe
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.errors import QuantpipeError
@@ -54,7 +54,6 @@ from quantpipe.types import (
     WeightSite,
 )
 
-Array = NDArray[Any]
 SAMPLES = 6
 SEED = 20
 ACCUMULATOR_BITS = 21

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-Array = NDArray[Any]
+from quantpipe.arrays import Array
+
 NODE = "probe"
 """The name of the node that a probe is about."""
 RESULT = "y"

@@ -16,14 +16,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quantpipe.conform.kernels import RepeatedKernel
+from quantpipe.arrays import Array
 from quantpipe.conform.network import Network, is_raw, name_of
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.errors import QuantpipeError
 from quantpipe.types import Accumulate, DType, Kernel, Lookup, Requantize, Sum
 
-Array = NDArray[Any]
 GOLDEN, INPUTS, SET = "golden.npz", "inputs.npz", "set.json"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 

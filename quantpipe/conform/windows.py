@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Ints
 from quantpipe.graph.view import Node
 from quantpipe.realize.c.sums import pads_before, transposed_begin
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ A data set class (one for each file of conf/dataset; chosen by Hydra's `_target_
 `splits(inputs, outputs_classes, seed) -> Splits`. Nothing here knows of ONNX: a model is its input ports.
 """
 
-from quantpipe.data.options import FileOptions, SplitOptions
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
-from quantpipe.data.source import Source
 from quantpipe.data.sources.digits import DigitsDataset
 from quantpipe.data.sources.digits_columns import DigitsColumnsDataset
 from quantpipe.data.sources.digits_detect import DigitsDetectDataset
@@ -18,24 +16,3 @@ from quantpipe.data.sources.table import TableDataset
 from quantpipe.data.sources.text import TextDataset
 from quantpipe.data.sources.wav_folder import WavFolderDataset
 from quantpipe.data.splits import Splits
-
-__all__ = [
-    "CallableDataset",
-    "DigitsColumnsDataset",
-    "DigitsDataset",
-    "DigitsDetectDataset",
-    "FileOptions",
-    "GivenDataset",
-    "ImageFolderDataset",
-    "Layout",
-    "NpzDataset",
-    "Preprocess",
-    "SampleSets",
-    "Source",
-    "SourceLayout",
-    "SplitOptions",
-    "Splits",
-    "TableDataset",
-    "TextDataset",
-    "WavFolderDataset",
-]

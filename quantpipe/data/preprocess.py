@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import along
 from quantpipe.errors import ConfigError, DataError, nearest
 
 T = TypeVar("T", bound=StrEnum)
@@ -179,9 +180,7 @@ class Preprocess:
                 "channel, or correct dataset.source_layout or dataset.preprocess.layout.",
                 where=f"dataset.preprocess.{key}",
             )
-        shape = [1] * values.ndim
-        shape[axis] = len(given)
-        return np.asarray(given, dtype=values.dtype).reshape(shape)
+        return along(np.asarray(given, dtype=values.dtype), axis, values.ndim)
 
     def _resized(self, images: Sequence[NDArray[Any]] | NDArray[Any], source: SourceLayout) -> NDArray[Any]:
         """Return uint8 images resized one by one; images that have the size already stay unchanged."""

@@ -57,7 +57,6 @@ class Source(Protocol):
 
     def name(self, index: int) -> str:
         """Return how messages call one sample, file included."""
-        ...
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return the samples at `indices`, field by field.
@@ -71,7 +70,6 @@ class Source(Protocol):
         Raises:
             DataError: naming a sample that cannot be read.
         """
-        ...
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         """Feed the content of the samples at `indices`, in bounded memory.
@@ -80,7 +78,6 @@ class Source(Protocol):
             hasher: the digest.
             indices: positions in the source, `[n]`.
         """
-        ...
 
 
 def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> None:

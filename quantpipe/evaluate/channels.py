@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.intmath import round_real
 from quantpipe.types import ChannelRow
-
-Array = NDArray[Any]
 
 
 def channel_axis(rank: int) -> int:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.compared_tensors import of_half_nodes, watched
 from quantpipe.evaluate.counting import Counter
@@ -27,7 +26,6 @@ from quantpipe.lowering.show_loops import ShownLoops, show_loops
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import QuantPlan, Topology
 
-Array = NDArray[Any]
 Values = Mapping[str, Array]
 
 

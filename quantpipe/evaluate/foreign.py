@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.imported import fed, real_output
 from quantpipe.evaluate.paired import Pairing, paired
@@ -23,8 +22,6 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph, Node
 from quantpipe.types import AccumulatorRow, DType, GivenWeight, Imported, ImportedGrid, Quantizer
-
-Array = NDArray[Any]
 
 SHORT_BITS = 16
 """Integers of more bits, such as biases, are no weights."""
@@ -141,7 +138,7 @@ def accumulators(original: Graph, found: Foreign) -> list[AccumulatorRow]:
         if weight is None or data is None or weight.block is not None:
             continue
         axis = next(iter(_channel_axis(original, node, weight)), None)
-        sums = np.abs(_centred(weight)).astype(np.float64)
+        sums = np.abs(weight.centred()).astype(np.float64)
         per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != axis)) if axis is not None else sums.sum()
         bound = per_channel * max(-data.low, data.high)
         bias = next((np.abs(found.biases[t].values.astype(np.float64)) for t in node.inputs if t in found.biases), None)
@@ -168,15 +165,6 @@ def _channel_axis(original: Graph, node: Node, weight: GivenWeight) -> Iterator[
         yield weight.grid.axis % weight.values.ndim
     shape, channels = weight.values.shape, original.shapes.get(node.outputs[0], ())
     yield from (axis for axis in range(len(shape)) if len(channels) > 1 and shape[axis] in (channels[1], channels[-1]))
-
-
-def _centred(weight: GivenWeight) -> Array:
-    grid, values = weight.grid, weight.values.astype(np.int64)
-    if grid.single or grid.scale.ndim > 1:
-        return values - (grid.zero if grid.single else 0)
-    along = [1] * values.ndim
-    along[grid.axis or 0] = grid.scale.size
-    return np.asarray(values - grid.zero.reshape(along))
 
 
 def _quantizer(tensor: str, grid: ImportedGrid, shape: Sequence[int]) -> Quantizer | None:
@@ -227,7 +215,7 @@ def _long(raw: Imported, name: str, held: Array) -> GivenWeight | None:
     known = [w for w in raw.weights if w.grid.dtype.bits > SHORT_BITS and w.values.size == held.size]
     named = [w for w in known if w.tensor == name]
     for weight in (*named, *known):
-        real = _centred(weight) * np.asarray(weight.grid.scale, np.float64)
+        real = weight.centred() * np.asarray(weight.grid.scale, np.float64)
         if np.allclose(real.reshape(-1), held.reshape(-1), rtol=1e-5, atol=0.0):
             return weight
     return None

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe.annotate.given import fitted_range, fitted_weight
+from quantpipe.arrays import Array
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
@@ -22,8 +21,8 @@ from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize
 from quantpipe.lowering import Rendered
-from quantpipe.plan.blocks import real_weight, rows_of, spread
 from quantpipe.plan.given_blocks import given_blocks
+from quantpipe.plan.weight_blocks import real_weight, rows_of, spread
 from quantpipe.types import (
     GivenTensor,
     GivenWeight,
@@ -43,7 +42,6 @@ from quantpipe.types import (
     WeightTensor,
 )
 
-Array = NDArray[Any]
 CHANNELS = "scales per channel"
 FREED = "it is not kept (import.keep)"
 
@@ -287,7 +285,7 @@ def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
         return None
     if own.has_real_blocks:
         return _block_row(run, weight, own, site)
-    wanted, found, pair = _centred(weight), np.asarray(own.centred(), np.int64), _Pair()
+    wanted, found, pair = weight.centred(), np.asarray(own.centred(), np.int64), _Pair()
     here = f"{own.dtype} {own.bits} bits, {'scales per channel' if own.axis is not None else 'one scale'}"
     if _same_scales(weight, own):
         pair.add(wanted, found, same=True)
@@ -320,15 +318,6 @@ def _block_row(run: _Run, weight: GivenWeight, own: WeightTensor, site: WeightSi
     here = f"{own.dtype} {own.bits} bits, blocks of {grid.size if grid is not None else 0}"
     row = _row(weight.tensor, "weight", _said(weight.grid), here, reason=reason, pair=pair)
     return {**row, "differing": pair.differing if same else None}
-
-
-def _centred(weight: GivenWeight) -> Array:
-    values, grid = weight.values.astype(np.int64), weight.grid
-    if grid.single or grid.scale.ndim > 1:
-        return values - (grid.zero if grid.single else 0)
-    along = [1] * values.ndim
-    along[grid.axis or 0] = grid.scale.size
-    return np.asarray(values - grid.zero.reshape(along))
 
 
 def _same_scales(weight: GivenWeight, own: WeightTensor) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.in_cache import in_cache
 from quantpipe.evaluate.sensitivity import Exchanged
@@ -29,7 +29,6 @@ from quantpipe.lowering.fragments import along_channels
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Quantizer, QuantPlan, Samples, SplitRow, Topology
 
-Array = NDArray[Any]
 ACCUMULATOR = " (accumulator)"
 
 

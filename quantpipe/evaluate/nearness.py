@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session, lifted
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.dense_maps import DenseMaps
@@ -24,8 +24,6 @@ from quantpipe.types import (
     OutputRow,
     Samples,
 )
-
-Array = NDArray[Any]
 
 
 @dataclass

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.compared_models import value_names
@@ -24,8 +23,6 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import CauseKind, CauseRow, Form, QuantPlan, Samples, Topology
-
-Array = NDArray[Any]
 
 REAL = ("float32", "float64")
 

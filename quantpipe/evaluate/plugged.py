@@ -8,13 +8,12 @@ differ, the run ends and names the package: quantpipe cannot decide which of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from quantpipe import extend, intmath
+from quantpipe.arrays import Array, along
 from quantpipe.extend import DeviceOp
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.execute import Session
@@ -25,8 +24,6 @@ from quantpipe.oprules.plugged import facts_of
 from quantpipe.plan.requantize import limits
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import Device, Kernel, QuantPlan, Samples, Topology
-
-Array = NDArray[Any]
 
 SAMPLES = 4
 """Samples that an interpreter is run on; NumPy is slow, and the other comparison takes more."""
@@ -142,11 +139,7 @@ def _real(plan: QuantPlan, kernel: Kernel, op: DeviceOp, stored: Mapping[str, Ar
         found[name] = ((stored[name] - q.zero_point) * np.float64(q.scale)).astype(np.float32)
     if kernel.weight is not None and op.weight is not None:
         weight = plan.weights[kernel.weight]
-        scale = weight.scale
-        if scale.ndim:
-            shape = [1] * weight.values.ndim
-            shape[weight.axis or 0] = -1
-            scale = scale.reshape(shape)
+        scale = along(weight.scale, weight.axis or 0, weight.values.ndim)
         found[op.weight] = (weight.centred().astype(np.float64) * scale).astype(np.float32)
     return found
 

@@ -9,18 +9,16 @@ optimizations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.lowering.fragments import along_channels
 from quantpipe.types import Accumulate, Contract, Kernel, Quantizer, QuantPlan, Topology
-
-Array = NDArray[Any]
 
 UNIT = 2.0**-24
 """Relative error of one rounding to float32."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array, along
 from quantpipe.evaluate.layers import TensorMoments
 from quantpipe.evaluate.nearness import nearness_of
 from quantpipe.evaluate.stretches import States, stretches
@@ -35,8 +34,6 @@ from quantpipe.types import (
     Topology,
     WeightTensor,
 )
-
-Array = NDArray[Any]
 
 HEAVY = 10**9
 """Multiply-accumulates of a pass over the samples: from here on a session costs less than what it saves."""
@@ -289,11 +286,7 @@ def _plain(graph: Graph, name: str) -> bool:
 
 
 def _real(weight: WeightTensor, real: Array) -> Array:
-    scale = np.asarray(weight.scale, np.float64)
-    if scale.ndim:
-        shape = [1] * real.ndim
-        shape[weight.axis or 0] = -1
-        scale = scale.reshape(shape)
+    scale = along(weight.scale.astype(np.float64), weight.axis or 0, real.ndim)
     return np.asarray((weight.centred().astype(np.float64) * scale).reshape(real.shape), real.dtype)
 
 

@@ -4,9 +4,7 @@ An executor defines how; `open` gives the workers of one search. Scores come bac
 depend on the number of workers.
 """
 
+from quantpipe.executors.executor import Executor, Workers
 from quantpipe.executors.process import Process
-from quantpipe.executors.protocol import Executor, ScorerFactory, Workers
 from quantpipe.executors.ray import Ray
 from quantpipe.executors.serial import Serial
-
-__all__ = ["Executor", "Process", "Ray", "ScorerFactory", "Serial", "Workers"]

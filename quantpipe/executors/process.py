@@ -21,9 +21,9 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from quantpipe.errors import WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, kind_of, worker_count
+from quantpipe.executors.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, kind_of, worker_count
 from quantpipe.graph.execute import available_cores
-from quantpipe.search.options import real
+from quantpipe.search.option_checks import real
 from quantpipe.types import Point, Score
 
 DEATHS = 3

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from quantpipe.errors import ConfigError, WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
+from quantpipe.executors.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
 from quantpipe.graph.execute import available_cores
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.types import Point, Score
 
 RETRIES = 3

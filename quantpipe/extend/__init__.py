@@ -4,7 +4,8 @@ A package describes them as an `Extension`, and names it by an entry point in th
 (docs/extending.md). Every stage asks here what is installed; nothing is, unless the command line names the package.
 """
 
-from quantpipe.extend.device_op import Array, DeviceOp, Extension, NodeFacts, Numbers, Site, function
+from quantpipe.arrays import Array
+from quantpipe.extend.device_op import DeviceOp, Extension, NodeFacts, Numbers, Site, function
 from quantpipe.extend.registry import (
     Installed,
     calibrator_of,

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.types import Quantizer, Range, RequantizeSpec, WeightTensor
 from quantpipe.types.layer_views import Calibrator
 
-Array = NDArray[Any]
 Numbers = Mapping[str, Array]
 """Name -> a number or an array of numbers, of the type in which the integer form reads it."""
 
@@ -60,7 +59,6 @@ class NumbersOf(Protocol):
 
     def __call__(self, site: Site) -> Numbers:
         """Return the numbers by name."""
-        ...
 
 
 class Interpreter(Protocol):
@@ -68,7 +66,6 @@ class Interpreter(Protocol):
 
     def __call__(self, stored: Mapping[str, Array], numbers: Numbers, attributes: Mapping[str, Any]) -> Array:
         """Return the stored result, int64, of stored operands and weights (int64), by the reference's input names."""
-        ...
 
 
 class Refuses(Protocol):
@@ -76,7 +73,6 @@ class Refuses(Protocol):
 
     def __call__(self, facts: NodeFacts) -> str | None:
         """Return the reason, as the end of a sentence, or None."""
-        ...
 
 
 def takes_all(facts: NodeFacts) -> str | None:

@@ -12,14 +12,14 @@ from typing import Any
 from quantpipe.errors import nearest
 from quantpipe.hardware.chip import read_chip
 from quantpipe.hardware.contradictions import refuse_contradictions
-from quantpipe.hardware.functions import read_functions, refuse_unformed
+from quantpipe.hardware.function_forms import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
-from quantpipe.hardware.kernels import KernelReader, read_fuse, read_kernels
+from quantpipe.hardware.pattern_kernels import KernelReader, read_fuse, read_kernels
 from quantpipe.hardware.predictor import AMOUNTS, ANY, QUANTITIES
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.hardware.recurrent import read_recurrent_limits
 from quantpipe.hardware.shorthand import spread
-from quantpipe.hardware.tables import read_tables
+from quantpipe.hardware.stored_tables import read_tables
 from quantpipe.hardware.vectors import VECTOR_STEPS
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.integer_ops import INTEGER_OPS, Ports
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lint.forms import (
+from quantpipe.lint.integer_model_ops import (
     BYTE_OPS,
     CAST,
     CONVERSIONS,

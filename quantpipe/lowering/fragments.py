@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array, along
 from quantpipe.graph.external_weights import turned
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering.lower import Context
 from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.types import Form, Kernel, Lookup, Sum
 
-Array = NDArray[Any]
 REDUCED_AXES_ARE_INPUTS = 18
 """The opset from which ReduceMax takes its axes as an input."""
 
@@ -34,16 +34,7 @@ def output_axis(graph: Graph, tensor: str) -> int:
 
 def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
     """Return per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
-    return along_axis(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
-
-
-def along_axis(values: Array, axis: int, rank: int) -> Array:
-    """Return numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars."""
-    if values.ndim == 0:
-        return values
-    shape = [1] * rank
-    shape[axis] = -1
-    return values.reshape(shape)
+    return along(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
 
 
 def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]:
@@ -214,6 +205,5 @@ def stored_name(kernel: Kernel) -> str:
 def table_rows(context: Context, plan: Lookup, kernel: Kernel) -> NDArray[np.int32]:
     """Return where each channel's row of a flattened table begins, shaped to broadcast against the data."""
     rows, codes = plan.table.shape
-    shape = [1] * len(context.graph.shapes[kernel.operands[0].tensor])
-    shape[plan.axis or 0] = rows
-    return (np.arange(rows, dtype=np.int32) * np.int32(codes)).reshape(shape)
+    rank = len(context.graph.shapes[kernel.operands[0].tensor])
+    return along(np.arange(rows, dtype=np.int32) * np.int32(codes), plan.axis or 0, rank)

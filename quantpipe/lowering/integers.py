@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from quantpipe.arrays import Ints
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.lowering.fragments import ConstantWriter
 from quantpipe.types import DType, FixedPoint, FixedRounding, Rounding
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -68,35 +68,27 @@ class Dialect(Protocol):
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the stored integers of a real tensor."""
-        ...
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the real values of a stored tensor; the result must be named `tensor`."""
-        ...
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the stored integers of an accumulator."""
-        ...
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the real values of an accumulator; the result must be named `tensor`."""
-        ...
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
         """Write integers stored at the scale of `tensor` at the scale of `target`: Q(DQ(q)) in float32."""
-        ...
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         """Write a constant that is read as data, in stored form."""
-        ...
 
     def rows(self, context: Context, table: RowTable, name: str, values: NDArray[Any]) -> ir.Value:
         """Write a constant of a table of which rows are looked up: its integers, scales or offsets."""
-        ...
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write a node that multiplies floats by an integer weight; the result must have the tensor's name."""
-        ...
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
         """Write the product of a loop's state by an integer weight into its body; floats, float32.
@@ -104,34 +96,28 @@ class Dialect(Protocol):
         A realized form names its nodes `quantize`, `clip` (where there is one), `sums` and `real`: the comparison shows
         what these compute (`show_loops.py`).
         """
-        ...
 
     def store_state(self, context: Context, state: CarriedState) -> ir.Value:
         """Write the result of a loop's step as it is stored for the next; floats, float32.
 
         A realized form names its nodes `quantize` and `real`.
         """
-        ...
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write stored integers of the plan's type, from outside the graph, as this form holds them."""
-        ...
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write stored integers of this form in the plan's type."""
-        ...
 
     @property
     def inexact(self) -> str | None:
         """Return why the written model does not compute the plan's numbers; None where it does."""
-        ...
 
     def session_options(self, context: Context) -> Mapping[str, str]:
         """Return the options without which a session would compute other numbers than the plan.
 
         The model carries them.
         """
-        ...
 
 
 class Context:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.view import Node
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fragments import ConstantWriter
@@ -20,7 +20,6 @@ from quantpipe.lowering.integers import IntegerWriter
 from quantpipe.lowering.lower import Context
 from quantpipe.types import Accumulate, DType, Limit, Overflow, Quantizer, WeightTensor
 
-Array = NDArray[Any]
 BYTE_PEAK = 255
 """Greatest |x - z| of 8-bit values."""
 

@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.lowering.lower import Context
 from quantpipe.types import Accumulate, Kernel, QuantPlan
 
-EXACT = 1 << 24
 KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 Write = Callable[[str, NDArray[np.float32]], ir.Value]
@@ -38,12 +38,13 @@ def parts_of(numbers: QuantPlan, plan: Accumulate, kernel: Kernel) -> list[slice
     channels, count = len(values), 1
     while count <= channels:
         worst = max(int(reach[part].sum(axis=0).max()) for part in _cut(channels, count))
-        if plan.exact_in_float32 if count == 1 else worst < EXACT:
+        if plan.exact_in_float32 if count == 1 else worst < EXACT_FLOAT32:
             return _cut(channels, count)
         count += 1
     raise HardwareError(
         f"the sums of one input channel may reach {worst}, and the transposed convolution runs in float32, which is "
-        f"exact below {EXACT}. Give its inputs or weights fewer bits, or keep it in float with annotate.float_nodes",
+        f"exact below {EXACT_FLOAT32}. Give its inputs or weights fewer bits, or keep it in float with "
+        "annotate.float_nodes",
         stage="simulate",
         where=kernel.node,
     )

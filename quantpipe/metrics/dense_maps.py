@@ -7,14 +7,12 @@ channel at most neighbouring pixels: the class of each pixel counts. Other maps 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.metrics.answers import ClassCounts
-
-Array = NDArray[Any]
 
 LEAST_SIDE = 8
 """Rows and columns below which an output is no map of a picture."""

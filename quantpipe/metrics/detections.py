@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.metrics.average_precision import Detections, Matches, matched
 from quantpipe.metrics.boxes import BoxLayout, Reals, corners, layout_of, suppressed
 from quantpipe.types import Outputs
-
-Array = NDArray[Any]
 
 LEAST_SCORE = 0.01
 """Less sure boxes are none."""

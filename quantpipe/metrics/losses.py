@@ -19,16 +19,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.metrics.outputs import all_finite, fitted, kl_divergence, kl_divergences, relative_mse
 from quantpipe.oprules.parts import Part
 from quantpipe.types import Outputs
-
-Array = NDArray[Any]
 
 
 class LossKind(StrEnum):

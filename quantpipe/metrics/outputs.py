@@ -9,17 +9,14 @@ than the float model's is lost: it counts as one that gives the mean of the floa
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.types import (
     ModelMetrics,
     Outputs,
 )
-
-Array = NDArray[Any]
 
 
 def all_finite(outputs: Outputs) -> bool:

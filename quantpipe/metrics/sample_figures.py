@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.metrics.answers import Answers, ClassCounts
 from quantpipe.metrics.outputs import all_finite, is_distribution, log_probabilities
 
-Array = NDArray[Any]
 Reals = NDArray[np.float64]
 
 

@@ -6,5 +6,3 @@ This is the first of three tables that are joined; the others are hardware files
 from quantpipe.oprules.float_ops import FLOAT_OPS
 from quantpipe.oprules.rule import Family, OpRule, Winner
 from quantpipe.oprules.table import OP_RULES, float_reason, rule_of
-
-__all__ = ["FLOAT_OPS", "OP_RULES", "Family", "OpRule", "Winner", "float_reason", "rule_of"]

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.scores import VIEWS
-
-Array = NDArray[Any]
 
 
 class ColumnForm(Protocol):
@@ -29,7 +27,6 @@ class ColumnForm(Protocol):
 
     def weight_axis(self, node: Node) -> int | None:
         """Return the weight's axis of the input channels; None if a row of the weight does not see all of them."""
-        ...
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         """Return the largest |w| that each input channel is multiplied by.
@@ -42,7 +39,6 @@ class ColumnForm(Protocol):
         Returns:
             `[channels]`.
         """
-        ...
 
     def scaled(self, node: Node, weight: Array, values: Array) -> Array:
         """Return the weight with the columns of each input channel multiplied.
@@ -55,7 +51,6 @@ class ColumnForm(Protocol):
         Returns:
             The weight, in its own shape.
         """
-        ...
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
         """Return the op's response to a constant input of these values, one number per output channel.
@@ -68,7 +63,6 @@ class ColumnForm(Protocol):
         Returns:
             `[O]`.
         """
-        ...
 
 
 class ConvColumns:
@@ -260,10 +254,3 @@ def _spares_last(node: Node, graph: Graph, rank: int) -> bool:
     ):
         axes = graph.constant(node.inputs[how.port])
     return axes is not None and all(int(axis) % rank != rank - 1 for axis in np.atleast_1d(axes))
-
-
-def along(values: Array, rank: int, axis: int) -> Array:
-    """Return numbers per channel, `[C]`, shaped to broadcast along one axis of a tensor of `rank` axes."""
-    shape = [1] * rank
-    shape[axis] = -1
-    return np.asarray(values).reshape(shape)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.view import Graph, Node
 
-Array = NDArray[Any]
 Places = NDArray[np.int64]
 
 
@@ -35,7 +35,6 @@ class MatrixForm(Protocol):
         Returns:
             Where the rows lie, in the order of the data's samples.
         """
-        ...
 
     def matrix(self, node: Node, weight: Array) -> Array:
         """Return the weight as the matrix `[G, O, K]`.
@@ -59,7 +58,6 @@ class MatrixForm(Protocol):
         Returns:
             The weight.
         """
-        ...
 
 
 class Rows(Protocol):
@@ -75,7 +73,6 @@ class Rows(Protocol):
         Returns:
             `[G, K, n]` in the array's own type.
         """
-        ...
 
     def read_output(self, array: Array) -> Array:
         """Return the values at the places of the rows in the op's output.
@@ -86,7 +83,6 @@ class Rows(Protocol):
         Returns:
             `[G, O, n]`.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
+from quantpipe.arrays import Array
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.masks import JOINING
 from quantpipe.oprules.rule import Family
 from quantpipe.oprules.scores import VIEWS, axis_before
 from quantpipe.oprules.table import rule_of
 from quantpipe.types import Outputs
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

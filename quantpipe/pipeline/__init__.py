@@ -3,5 +3,3 @@
 from quantpipe.pipeline.context import SearchDecision
 from quantpipe.pipeline.run import open_run, run
 from quantpipe.pipeline.steps import Steps
-
-__all__ = ["SearchDecision", "Steps", "open_run", "run"]

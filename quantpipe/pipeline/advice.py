@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quantpipe.calibrate.decided import base_of
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
@@ -25,8 +24,9 @@ from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.precision import applied
 from quantpipe.pipeline.profile import loaded_profile
+from quantpipe.pipeline.recover import recovered
 from quantpipe.pipeline.settings import Settings
-from quantpipe.pipeline.train import refuse_untrainable, training_data
+from quantpipe.pipeline.train import refuse_untrainable
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import RecoverOptions, with_split_channels
 from quantpipe.scoring.kept import KeptScorer
@@ -199,23 +199,7 @@ def _same_groups(before: Topology, after: Topology, own: Strategy, found: Strate
 def _recovered(
     job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions, *, start: Overrides = NO_OVERRIDES
 ) -> Overrides:
-    settings = job.settings
-    climbed = stages.recover(
-        Problem(job.graph, job.topology, settings.spec, settings.schema),
-        stages.SearchedStrategy(strategy, start, profile),
-        job.inputs.calibrate,
-        stages.Holdout(job.inputs.judge, job.inputs.compared),
-        settings=stages.RecoverySettings(
-            options,
-            settings.calibrate.memory_mb,
-            settings.seed,
-            base_of(job.estimator),
-            settings.weight_method,
-            settings.train,
-            training_data(job),
-        ),
-    )
-    return climbed.overrides
+    return recovered(job, stages.SearchedStrategy(strategy, start, profile), options).overrides
 
 
 def with_annotate(settings: Settings, **changes: Any) -> Settings:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from quantpipe.check.decisions import decisions
+from quantpipe.check.decision_text import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.evaluate.baseline import baseline_warning
 from quantpipe.evaluate.beyond_ranges import beyond_warnings

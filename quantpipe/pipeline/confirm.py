@@ -79,16 +79,7 @@ def confirmed(
 
     A result that meets the objective keeps its ranges where it would not meet it without them.
 
-    Args:
-        job: the run, with its choices.
-        judge: opens the judge; it is not asked where no range was changed.
-        point: the search's result.
-        score: its score.
-        objective: which of two scores is better.
-        measure: scores points on the search samples.
-
-    Returns:
-        The point and its score.
+    `job`: the run, with its choices. `judge`: opens the judge; it is not asked where no range was changed.
     """
     space = job.space
     changed = [i for i, c in enumerate(space) if c.free and point[i] != space.start[i]]

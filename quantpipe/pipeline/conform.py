@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.artifacts import ArtifactUnit, read_json
-from quantpipe.conform.compare import compare_dump
+from quantpipe.conform.compare_dump import compare_dump
 from quantpipe.conform.describe import Described
 from quantpipe.conform.dump import has_dump, read_dump
 from quantpipe.conform.network import joined
@@ -35,7 +35,6 @@ from quantpipe.realize import BACKENDS, FILE_FORMS
 from quantpipe.types import BeyondRow, DumpReport
 from quantpipe.version import __version__
 
-Array = NDArray[Any]
 NET, PROBES, KIT, FOLDER = "net", "probes", "kit.json", "vectors"
 EXPORT = "export_vectors"
 

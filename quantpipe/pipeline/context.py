@@ -15,7 +15,7 @@ from quantpipe.calibrate.decided import refuse_as_rule, with_decisions
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.offered_ranges import RangeOffer, distinct
 from quantpipe.calibrate.ruled import percents_of, ruled
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.inputs import Inputs
 from quantpipe.pipeline.origin_parts import KINDS, part

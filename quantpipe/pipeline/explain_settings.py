@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantpipe.calibrate.estimators import Estimator
-from quantpipe.calibrate.table import WeightMethod
+from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.recover import RecoverOptions
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.train.train_options import TrainOptions
 
 TRAINING = "lsq"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.evaluate.foreign import Foreign
 from quantpipe.evaluate.paired import is_clamp
@@ -26,8 +26,6 @@ from quantpipe.pipeline.advice_row import MeasuredLoss, advice_row
 from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.pipeline.proposals import ALIKE, OTHER_RANGES, WIDE, Culprit
 from quantpipe.types import AdviceRow, Quantizer, Samples, Symmetry, TensorSchema, TensorStats
-
-Array = NDArray[Any]
 
 FLOAT_NODES, CONSTRAINTS = "annotate.float_nodes", "annotate.constraints"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.search import Objective, ObjectiveForm, Pick, SearchResult
 from quantpipe.types import (

@@ -14,9 +14,38 @@ from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.train import training_data
 from quantpipe.plan import NO_OVERRIDES, Problem
-from quantpipe.recover import LayerCheckpoint, RecoveryResult
+from quantpipe.recover import Kept, LayerCheckpoint, NoCheckpoint, RecoverOptions, RecoveryResult
 from quantpipe.report.text import recovery_gain
 from quantpipe.types import Profile
+
+
+def recovered(
+    job: RunContext,
+    searched: stages.SearchedStrategy,
+    options: RecoverOptions,
+    *,
+    progress: stages.Progress = lambda done, total, note: None,
+    kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
+) -> RecoveryResult:
+    """Return what recovery makes of a strategy with the settings of the run."""
+    settings = job.settings
+    return stages.recover(
+        Problem(job.graph, job.topology, settings.spec, settings.schema),
+        searched,
+        job.inputs.calibrate,
+        stages.Holdout(job.inputs.judge, job.inputs.compared),
+        settings=stages.RecoverySettings(
+            options,
+            settings.calibrate.memory_mb,
+            settings.seed,
+            base_of(job.estimator),
+            settings.weight_method,
+            settings.train,
+            training_data(job),
+        ),
+        progress=progress,
+        kept=kept,
+    )
 
 
 def recover(
@@ -52,23 +81,8 @@ def recover(
     )
     job.console.stage("recover", f"{why}{', '.join(names)}")
     started = time.perf_counter()
-    climbed = stages.recover(
-        Problem(job.graph, job.topology, settings.spec, settings.schema),
-        stages.SearchedStrategy(found.strategy, start, profile),
-        job.inputs.calibrate,
-        stages.Holdout(job.inputs.judge, job.inputs.compared),
-        settings=stages.RecoverySettings(
-            options,
-            settings.calibrate.memory_mb,
-            settings.seed,
-            base_of(job.estimator),
-            settings.weight_method,
-            settings.train,
-            training_data(job),
-        ),
-        progress=job.console.progress("recover"),
-        kept=kept,
-    )
+    searched = stages.SearchedStrategy(found.strategy, start, profile)
+    climbed = recovered(job, searched, options, progress=job.console.progress("recover"), kept=kept)
     gain = weighed(climbed, found.report, time.perf_counter() - started) if waits else None
     if gain is not None and not gain["kept"]:
         climbed = replace(left_out(climbed), overrides=start)

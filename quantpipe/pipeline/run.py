@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quantpipe.check.decisions import decisions
+from quantpipe.check.decision_text import decisions
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.inputs import load

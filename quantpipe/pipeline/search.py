@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.artifacts import digest_json, read_json
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import Interrupted
 from quantpipe.executors import Workers
 from quantpipe.graph.execute import Session

@@ -13,8 +13,8 @@ from quantpipe.annotate.conditions import STRUCTURAL, AnnotateOptions
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.artifacts import digest_json
 from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.calibrate.rules import Rule
-from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.executors import Executor
@@ -25,7 +25,7 @@ from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, TimesSettings,
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
-from quantpipe.search.options import real, whole
+from quantpipe.search.option_checks import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
 from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, RandomOps, Schema, TensorInfo
@@ -213,7 +213,6 @@ class Console(Protocol):
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
         """Return a function to call with (done, total, note)."""
-        ...
 
     def warn(self, text: str) -> None:
         """Tell a warning."""

@@ -17,7 +17,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import float_pass_seconds
-from quantpipe.calibrate.table import WeightMethod
+from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.data.subset import First
 from quantpipe.evaluate.evaluation import (
     EvaluatedModel,

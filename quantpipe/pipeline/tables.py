@@ -8,7 +8,7 @@ import numpy as np
 
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.graph.view import Graph
-from quantpipe.plan.tables import real_rows
+from quantpipe.plan.table_numbers import real_rows
 from quantpipe.types import QuantPlan, RowTable, TableRow
 
 

@@ -10,10 +10,8 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 def misfit(value: Any, hint: Any, place: str = "") -> str | None:
     """Return the place of the first value of another type than declared, with what stands there; None where all fit.
 
-    Args:
-        value: Plain data, as JSON holds it.
-        hint: The declared type: a TypedDict, a list, a mapping, a tuple, a union, a literal or a plain type.
-        place: The name of the value.
+    `value`: Plain data, as JSON holds it. `hint`: The declared type: a TypedDict, a list, a mapping, a tuple, a union,
+    a literal or a plain type.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if value is None:

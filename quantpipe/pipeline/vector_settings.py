@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantpipe.errors import ConfigError
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 
 OF_RUNS = ("compare", "sync", "export_vectors", "identify")
 """Commands that take runs=[…]."""

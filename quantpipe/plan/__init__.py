@@ -8,27 +8,12 @@ bit of a multiplier decides ties.
 
 from quantpipe.plan.overrides import NO_OVERRIDES, ChannelChange, Overrides
 from quantpipe.plan.pair_safe import UNSIGNED, rounded_pairs
-from quantpipe.plan.pairs import (
+from quantpipe.plan.planner import Planner
+from quantpipe.plan.problem import Problem
+from quantpipe.plan.saturating_pairs import (
     kernel_order,
     kernels_with_wide_pairs,
     pair_limit,
     saturating_channels,
 )
-from quantpipe.plan.planner import Planner
-from quantpipe.plan.problem import Problem
 from quantpipe.plan.weights import MOST_BIAS_STEPS
-
-__all__ = [
-    "MOST_BIAS_STEPS",
-    "NO_OVERRIDES",
-    "UNSIGNED",
-    "ChannelChange",
-    "Overrides",
-    "Planner",
-    "Problem",
-    "kernel_order",
-    "kernels_with_wide_pairs",
-    "pair_limit",
-    "rounded_pairs",
-    "saturating_channels",
-]

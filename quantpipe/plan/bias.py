@@ -19,16 +19,8 @@ def quantize_bias(builder: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.fl
 
     Accuracy recovery may give a bias to a kernel that has none.
 
-    Args:
-        builder: the plan in the making.
-        kernel: the accumulating kernel.
-        acc_scale: real units per accumulator step, `()` or `[C]`.
-
-    Returns:
-        The bias, int64, or None.
-
-    Raises:
-        HardwareError: where the type of biases cannot hold it.
+    `acc_scale`: real units per accumulator step, `()` or `[C]`. Raises HardwareError where the type of biases cannot
+    hold it.
     """
     real = builder.overrides.biases.get(kernel.node)
     if real is None:

@@ -44,13 +44,7 @@ def bias_room(spec: HardwareSpec, accumulator: Accumulator, reached: NDArray[np.
     The limit is what its type holds and what the sums leave of the accumulator. Where the products alone can overflow
     the accumulator, the type decides.
 
-    Args:
-        spec: the device.
-        accumulator: what the kernel holds its sums in.
-        reached: largest |Σ products| per output channel, `[C]`, as `reach` gives it.
-
-    Returns:
-        The largest magnitude per channel, `[C]` float64.
+    `reached`: largest |Σ products| per output channel, `[C]`, as `reach` gives it.
     """
     left = accumulator.qmax - reached.astype(np.float64)
     room = spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else accumulator.qmax
@@ -61,8 +55,7 @@ def bias_room(spec: HardwareSpec, accumulator: Accumulator, reached: NDArray[np.
 def limit_of(builder: PlanBuilder, kernel: Kernel, bound: int) -> Limit | None:
     """Return what happens to sums of up to `bound`; None where the accumulator holds them all.
 
-    Raises:
-        HardwareError: where they can overflow and the device says `never`.
+    Raises HardwareError where they can overflow and the device says `never`.
     """
     accumulator = builder.accumulator(kernel)
     if bound <= accumulator.qmax:

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.oprules.rule import mean_of_window
+from quantpipe.plan.addition_numbers import plan_sum
 from quantpipe.plan.bias import quantize_bias
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.device import plan_device
-from quantpipe.plan.functions import plan_contract, plan_lookup
-from quantpipe.plan.pairs import saturating_pairs
+from quantpipe.plan.lookup_numbers import plan_contract, plan_lookup
+from quantpipe.plan.plugin_numbers import plan_device
 from quantpipe.plan.programs import plan_program
 from quantpipe.plan.requantize import limits, real_of, refuse_wide_products, requantize, shared_among, steps_of
 from quantpipe.plan.rescales import rescales_of
-from quantpipe.plan.sums import plan_sum
+from quantpipe.plan.saturating_pairs import saturating_pairs
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -40,8 +40,7 @@ from quantpipe.types import (
 def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
     """Return the numbers of one kernel, as the family of its op forms them.
 
-    Raises:
-        HardwareError: for numbers that the device cannot hold, with the kernel's name.
+    Raises HardwareError for numbers that the device cannot hold, with the kernel's name.
     """
     try:
         return _FAMILIES.get(rule.family, _move)(builder, kernel, rule)

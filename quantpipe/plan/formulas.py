@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Ints
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.plan.programs import exponentials as ex
@@ -28,8 +28,6 @@ from quantpipe.types import (
     RequantizeSpec,
     Rounding,
 )
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.plan.blocks import as_weight
+from quantpipe.plan.weight_blocks import as_weight
 from quantpipe.types import BlockGrid, DType, GivenWeight, Symmetry, TensorSchema, WeightSite, WeightTensor
 
 MOST_BITS = 8
@@ -32,13 +32,7 @@ class GivenBlocks:
 def given_blocks(weight: GivenWeight, site: WeightSite, how: TensorSchema) -> GivenBlocks | str:
     """Return a given weight in the blocks of its site, or why the device cannot have it so.
 
-    Args:
-        weight: the given weight.
-        site: its place, whose blocks have float scales.
-        how: the schema of weights.
-
-    Returns:
-        The blocks, or the reason, as a report says it.
+    `site`: its place, whose blocks have float scales.
     """
     grid, size, values = weight.grid, site.block.size if site.block is not None else 0, weight.values
     bits, inner = grid.bits, 1 - site.channel_axis
@@ -69,14 +63,7 @@ def given_blocks(weight: GivenWeight, site: WeightSite, how: TensorSchema) -> Gi
 def kept_weight(weight: GivenWeight, site: WeightSite, dtype: DType, how: TensorSchema) -> WeightTensor | None:
     """Return a given weight with its very codes, scales and zero points; None where the device cannot have it so.
 
-    Args:
-        weight: the given weight.
-        site: its place, whose blocks have float scales.
-        dtype: what codes are stored in.
-        how: the schema of weights.
-
-    Returns:
-        The weight.
+    `site`: its place, whose blocks have float scales.
     """
     found = given_blocks(weight, site, how)
     if isinstance(found, str) or site.block is None:

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import file_array, is_mapped
 from quantpipe.graph.rewrites.unsigned import SIGN
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.pairs import (
+from quantpipe.plan.saturating_pairs import (
     BLOCK,
     channel_sums,
     kernel_order,
@@ -31,8 +32,6 @@ from quantpipe.plan.pairs import (
     saturating_channels,
 )
 from quantpipe.types import DType, Isa, Kernel, PowerOfTwo, Quantizer, WeightTensor
-
-Floats = NDArray[np.float64]
 
 SHARES = np.linspace(0.0, 1.0, 9)
 """Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""
@@ -48,11 +47,6 @@ def pair_safe(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor) -> Wei
 
     Integers that may change get a pair-safe scale. Others (given by the model, or already chosen by recovery) are
     stored as uint8 with 128 as zero point, which every processor multiplies exactly, x86 at more time.
-
-    Args:
-        builder: the plan so far.
-        kernel: the accumulating kernel.
-        weight: its integer weights.
     """
     data = builder.quantizers[kernel.operands[0].tensor]
     topology = builder.topology
@@ -91,12 +85,6 @@ def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
     """Return integers of `[…, K]` weights in steps, neighbours along the last axis as pairs of at most `most`.
 
     A pair of equal sign beyond the limit gets the two nearest integers whose magnitudes add up to it.
-
-    Args:
-        steps: w / s.
-        low: smallest integer.
-        high: largest integer.
-        most: the largest sum of two magnitudes.
     """
     found = intmath.nearest_step(steps, low, high)
     odd = steps.shape[-1] % 2

@@ -15,14 +15,14 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import Types, narrowest, storage_types, weight_only_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
-from quantpipe.plan import blocks
+from quantpipe.plan import weight_blocks as blocks
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.given_blocks import kept_weight
-from quantpipe.plan.loops import loop_products
+from quantpipe.plan.loop_numbers import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
-from quantpipe.plan.tables import given_table, row_table
+from quantpipe.plan.table_numbers import given_table, row_table
 from quantpipe.plan.weights import choose_loop_weight, choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,
@@ -72,16 +72,8 @@ class Planner:
     ) -> QuantPlan:
         """Return all numbers of a strategy.
 
-        Args:
-            strategy: bits and ranges of each tensor.
-            overrides: numbers of accuracy recovery that take the place of others.
-            kernels: plan these kernels only, with those whose accumulators they read; None: all.
-
-        Returns:
-            The plan.
-
-        Raises:
-            HardwareError: where the device cannot express one of the numbers.
+        `kernels`: plan these kernels only, with those whose accumulators they read; None: all. Raises HardwareError
+        where the device cannot express one of the numbers.
         """
         topology = self._topology if kernels is None else self._topology.restricted(kernels)
         strategy = overrides.applied(strategy)
@@ -130,14 +122,8 @@ class Planner:
     ) -> WeightTensor:
         """Return the integer weights of one constant: q = clamp(rint(w / s) + z).
 
-        Args:
-            tensor: the constant.
-            bits: its bits.
-            thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
-            dtype: what they are stored in (None: the type of the topology); the numbers do not depend on it.
-
-        Returns:
-            The integers with their scales.
+        `thresholds`: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units. `dtype`: what they are stored in
+        (None: the type of the topology); the numbers do not depend on it.
         """
         site = self._topology.weight_of[tensor]
         dtype = dtype or site.dtype

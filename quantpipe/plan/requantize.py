@@ -35,19 +35,8 @@ def requantize(
 ) -> Requantize:
     """Return how `kernel` stores sums in `out`.
 
-    Args:
-        builder: the plan in the making.
-        kernel: the kernel.
-        scale: real units per step of the sums, `()` or `[C]`.
-        out: how the result is stored.
-        zero_first: whether the zero point is added before the result is rounded.
-        clamp: whether the limits of swallowed clamps apply.
-
-    Returns:
-        The multiplier or shift, the zero point and the bounds.
-
-    Raises:
-        HardwareError: where the device cannot express the multiplier.
+    `scale`: real units per step of the sums, `()` or `[C]`. Raises HardwareError where the device cannot express the
+    multiplier.
     """
     low, high = limits(kernel, out) if clamp else (out.qmin, out.qmax)
     own = channel_limits(kernel, out) if clamp else None
@@ -77,16 +66,7 @@ def _ratio(scale: NDArray[Any], out: Quantizer, *, single: bool) -> NDArray[np.f
 def fixed_point(builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
     """Return a real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier).
 
-    Args:
-        builder: the plan in the making.
-        kernel: the kernel.
-        real: the multipliers, `()` or `[C]`.
-
-    Returns:
-        The multipliers and shifts, in the same shape.
-
-    Raises:
-        HardwareError: for a multiplier that the device cannot hold.
+    `real`: the multipliers, `()` or `[C]`. Raises HardwareError for a multiplier that the device cannot hold.
     """
     multiplier, shift = intmath.quantize_multipliers(real)
     _check_shift(builder, kernel, int(np.max(-shift)))
@@ -108,13 +88,8 @@ def narrowed(builder: PlanBuilder, kernel: Kernel, fixed: FixedPoint) -> FixedPo
 def refuse_wide_products(kernel: Kernel, output: Requantize | None, bound: int) -> None:
     """Reject sums that cannot be multiplied by the device's fixed-point numbers in 64 bits.
 
-    Args:
-        kernel: the kernel.
-        output: how its sums are narrowed; None: they are passed on.
-        bound: how large they can be.
-
-    Raises:
-        HardwareError: for sums beyond int32 that are rounded twice, or whose product does not fit int64.
+    `output`: how its sums are narrowed; None: they are passed on. Raises HardwareError for sums beyond int32 that are
+    rounded twice, or whose product does not fit int64.
     """
     if output is None or output.fixed is None or bound <= DType.INT32.qmax:
         return
@@ -135,12 +110,6 @@ def shared_among(builder: PlanBuilder, kernel: Kernel, real: np.float64, count: 
 
     TFLite's MEAN divides the multiplier, which it first shifts left by as many bits as the count has, and drops the
     rest: M' = floor(M · 2^b / n), b = floor(log2 n).
-
-    Args:
-        builder: the plan in the making.
-        kernel: the average.
-        real: the multiplier of one element.
-        count: how many elements are averaged.
     """
     multiplier, shift = intmath.quantize_multiplier(float(real))
     bits = min(count.bit_length() - 1, 31 + shift)
@@ -184,8 +153,7 @@ def channel_limits(kernel: Kernel, out: Quantizer) -> tuple[NDArray[np.int64], N
 def exponent_of(scale: NDArray[Any], node: str) -> int:
     """Return k of a scale 2^k.
 
-    Raises:
-        HardwareError: where the scale is not a power of two.
+    Raises HardwareError where the scale is not a power of two.
     """
     mantissa, exponent = math.frexp(float(scale))
     if mantissa != 0.5:

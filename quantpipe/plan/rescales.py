@@ -13,8 +13,7 @@ from quantpipe.types import (
 def rescales_of(builder: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
     """Return one entry per rescaled operand, for the report.
 
-    Raises:
-        HardwareError: where the device cannot do it in one step.
+    Raises HardwareError where the device cannot do it in one step.
     """
     found: list[RescaleRow] = []
     how = builder.narrowing(kernel)

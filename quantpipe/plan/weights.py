@@ -12,7 +12,7 @@ from quantpipe.graph.external_weights import beside
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.pair_safe import exact_weight, pair_safe
-from quantpipe.plan.pairs import multiplies_in_pairs, saturates
+from quantpipe.plan.saturating_pairs import multiplies_in_pairs, saturates
 from quantpipe.types import Kernel, LoopSite, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)
@@ -110,11 +110,7 @@ def _raise_scale(
 def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the minimum and maximum real value that a strategy gives a weight, `[C]` each.
 
-    Args:
-        thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
-
-    Returns:
-        (low, high), `[C]` float64 each.
+    `thresholds`: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
     """
     limits = np.atleast_1d(np.asarray(thresholds, np.float64))
     return (limits[:, 0], limits[:, 1]) if limits.ndim == 2 else (-limits, limits)

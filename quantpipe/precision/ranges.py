@@ -62,11 +62,8 @@ class RangeFinding:
 def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[RangeFinding, ...]:
     """Return what the ranges of operands say, in execution order, outliers behind the rest.
 
-    Args:
-        graph: The clean model.
-        topology: The kernels whose operands are looked at.
-        profile: Statistics of activations; tensors without any are passed over.
-        nodes: The kernels of the topology that could run in float; outliers are looked for in front of all weights.
+    `profile`: Statistics of activations; tensors without any are passed over. `nodes`: The kernels of the topology that
+    could run in float; outliers are looked for in front of all weights.
     """
     found: list[RangeFinding] = []
     for kernel in topology.kernels:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from quantpipe.annotate.tail import TAIL
-from quantpipe.precision.moves import PrecisionMove, named
+from quantpipe.precision.float_moves import PrecisionMove, named
 
 Measured = tuple[float, float]
 """(loss, cost) of a set of nodes in float; the loss is infinite where the device cannot express it."""

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
-from quantpipe.plan.blocks import as_weight, codes, rows_of
+from quantpipe.plan.weight_blocks import as_weight, codes, rows_of
 from quantpipe.types import DType, WeightTensor
 
-Array = NDArray[Any]
 Writer = Callable[[str, Any], ir.Value]
 
 

@@ -8,11 +8,11 @@ from functools import partial
 from quantpipe.lowering import Dialect
 from quantpipe.realize.c.form import CForm
 from quantpipe.realize.protocol import FileForm
-from quantpipe.realize.qonnx.form import QonnxForm
+from quantpipe.realize.qonnx.qonnx_form import QonnxForm
 from quantpipe.realize.sidecars import Sidecars
 from quantpipe.realize.tflite.form import TfliteForm
 from quantpipe.realize.vendor_qdq import VendorQdq
-from quantpipe.realize.vta.form import VtaForm
+from quantpipe.realize.vta.vta_form import VtaForm
 from quantpipe.types import HardwareSpec
 
 VENDOR: Mapping[str, Callable[[], Dialect]] = {"qdq": VendorQdq}

@@ -23,7 +23,7 @@ from quantpipe.lowering.integers import NARROW, WIDE, IntegerWriter, round_real
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import exact_accumulator, int32_accumulator, limited, needs_parts, window_sum
 from quantpipe.oprules import Family
-from quantpipe.realize import functions
+from quantpipe.realize import realized_functions as functions
 from quantpipe.realize.stored import PADS, Stored
 from quantpipe.types import (
     Accumulate,

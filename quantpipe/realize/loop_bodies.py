@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
 from quantpipe.lowering.loops import CarriedState, StepBody
@@ -14,9 +15,6 @@ from quantpipe.types import WeightTensor
 
 if TYPE_CHECKING:
     from quantpipe.realize.stored import Stored
-
-EXACT = 1 << 24
-"""Whole numbers below it are exact in float32."""
 
 
 def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
@@ -61,7 +59,7 @@ def _whole_product(
     form: Stored, context: Context, step: StepBody, stored: ir.Value, *, weight: WeightTensor
 ) -> ir.Value:
     """Return the sums of centred integers, carried by floats that hold them."""
-    b, q, wide = context.builder, step.quantizer, step.product.bound >= EXACT
+    b, q, wide = context.builder, step.quantizer, step.product.bound >= EXACT_FLOAT32
     to = int(ir.DataType.DOUBLE if wide else ir.DataType.FLOAT)
     dtype = np.dtype(np.float64 if wide else np.float32)
     state = step.op("Cast", stored, name="whole", to=to)

@@ -6,21 +6,19 @@ All else is as in the Q/DQ form. The op computes in float32 (accuracy level 1), 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.session_options import REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.oprules import rule_of
-from quantpipe.plan.blocks import rows_of
+from quantpipe.plan.weight_blocks import rows_of
 from quantpipe.realize.qdq import Qdq
 from quantpipe.types import Kernel, WeightTensor
 
-Array = NDArray[Any]
 FLOAT32 = 1
 """The accuracy level at which the activations stay as they are."""
 

@@ -43,23 +43,18 @@ class Runner(Protocol):
     @property
     def tensors(self) -> Collection[str]:
         """Return the tensors whose integers `run` gives; accumulators are named `TENSOR (accumulator)`."""
-        ...
 
     def takes(self, inputs: Feeds) -> bool:
         """Return whether samples of these shapes can be run (a file may be made for one shape)."""
-        ...
 
     def run(self, inputs: Feeds) -> Mapping[str, NDArray[Any]]:
         """Return the stored integers of every tensor, by name, for the model's real inputs."""
-        ...
 
     def latency(self, inputs: Feeds) -> float | None:
         """Return the milliseconds of one run at batch 1; None where that is not measured."""
-        ...
 
     def close(self) -> None:
         """Remove what was made to run the files."""
-        ...
 
 
 class FileForm(Protocol):
@@ -71,7 +66,6 @@ class FileForm(Protocol):
 
     def unavailable(self) -> str | None:
         """Return why its files cannot be executed on this machine; None where they can."""
-        ...
 
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the files.
@@ -79,8 +73,6 @@ class FileForm(Protocol):
         Raises:
             HardwareError: for a plan that the format cannot hold, with the nodes and what would be legal.
         """
-        ...
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Return a runner of the files in a folder."""
-        ...

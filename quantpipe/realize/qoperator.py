@@ -15,7 +15,7 @@ from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import Family
-from quantpipe.realize import functions
+from quantpipe.realize import realized_functions as functions
 from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators, refuse_without_kernel
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Quantizer, Requantize, Sum
 

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.arrays import along
 from quantpipe.errors import HardwareError
 from quantpipe.graph.external_weights import copied, is_mapped
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
-from quantpipe.lowering import fragments as fr
-from quantpipe.plan.tables import real_rows
+from quantpipe.plan.table_numbers import real_rows
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance, stamp
@@ -195,7 +195,7 @@ def _float_bits(value: float) -> str:
 
 
 def _real(weight: WeightTensor) -> np.ndarray:
-    scale = weight.scale if weight.axis is None else fr.along_axis(weight.scale, weight.axis, weight.values.ndim)
+    scale = along(weight.scale, weight.axis, weight.values.ndim)
     return np.asarray(weight.centred().astype(np.float32) * scale, np.float32)
 
 

@@ -7,42 +7,16 @@ quantized input, then target, scale, GPTQ rounding, bias. `ranges`: other ranges
 """
 
 from quantpipe.recover.accept_steps import RecoveryResult, accept_steps
-from quantpipe.recover.options import RecoverOptions, StepItem
+from quantpipe.recover.named_steps import STEPS, TRAIN
 from quantpipe.recover.reconstruct.checkpoint import Kept, LayerCheckpoint, NoCheckpoint
 from quantpipe.recover.reconstruct.float_moments import float_moments
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Recovery, recover
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.variants import Variants
+from quantpipe.recover.recovery_steps import RecoverOptions, StepItem
 from quantpipe.recover.rescale.outlier_channels import outlier_channels
 from quantpipe.recover.rescale.rescale_channels import rescale_channels
 from quantpipe.recover.rescale.split_channels import with_split_channels
-from quantpipe.recover.steps import STEPS, TRAIN
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.work import NotApplicable, State, Work
-
-__all__ = [
-    "STEPS",
-    "TRAIN",
-    "Kept",
-    "LayerCheckpoint",
-    "LayerOptions",
-    "Moments",
-    "NoCheckpoint",
-    "NotApplicable",
-    "RecoverOptions",
-    "Recovery",
-    "RecoveryResult",
-    "State",
-    "StepItem",
-    "Variants",
-    "Work",
-    "accept_steps",
-    "float_moments",
-    "outlier_channels",
-    "overrides_arrays",
-    "overrides_from_arrays",
-    "recover",
-    "rescale_channels",
-    "with_split_channels",
-]

@@ -14,7 +14,7 @@ from math import isfinite
 
 from quantpipe.errors import ArtifactError, DataError, HardwareError
 from quantpipe.plan import Overrides
-from quantpipe.recover.options import StepItem
+from quantpipe.recover.recovery_steps import StepItem
 from quantpipe.recover.work import NotApplicable, State
 from quantpipe.types import (
     RecoveredLayerRow,
@@ -48,16 +48,6 @@ def accept_steps(
     A step that cannot apply, or whose numbers the device or the network cannot express, or that comes upon values which
     have no integers (a float node that divides by what became zero), is not kept, and its row says why. Where the loss
     is `kl_target` behind a walk, steps that would repeat it in other units are left out.
-
-    Args:
-        start: the state to start from.
-        steps: the steps.
-        run: gives the state after a step.
-        measure: gives the loss of a state (lower is better).
-        kl_target: the loss at which no walk is repeated in other units.
-
-    Returns:
-        The last state that was kept, and the table of steps.
     """
     state, best = start, measure(start)
     table: list[StepRow] = []

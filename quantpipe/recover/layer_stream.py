@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session, concurrency
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers
 from quantpipe.graph.extract import part_of
@@ -29,7 +30,6 @@ from quantpipe.recover.layer_units import BATCHES, LayerUnit, samples_at_once
 from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form
 
-Array = NDArray[Any]
 T = TypeVar("T")
 Numbers = tuple[np.float32, int, int, int]
 """Scale, zero point, minimum and maximum integer."""
@@ -100,12 +100,7 @@ class UnitRunner:
     def sessions(self, wanted: Sequence[Weight], pool: Executor) -> list[Session]:
         """Return the unit with some weights, each a key that tells it from others, and what gives it.
 
-        Args:
-            wanted: the weights; (None, None) is the unit's own.
-            pool: makes those side by side that were not there before.
-
-        Returns:
-            The sessions.
+        `wanted`: the weights; (None, None) is the unit's own.
         """
         makes = {key if self.weight is not None else None: make for key, make in wanted}
         missing = [key for key in makes if key not in self._sessions]
@@ -253,11 +248,7 @@ class LayerStream:
     def offer(self, index: int, number: int, how: UnitRounding, outputs: Mapping[str, Array]) -> None:
         """Keep what a unit made in the quantized model, for the case that this is what is decided.
 
-        Args:
-            index: the unit.
-            number: the batch.
-            how: what it was made with.
-            outputs: what it makes, by tensor.
+        `outputs`: what it makes, by tensor.
         """
         for tensor in self._read_on(index):
             self._reached.put(tensor, number, outputs[tensor])

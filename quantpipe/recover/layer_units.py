@@ -91,15 +91,6 @@ def samples_at_once(graph: Graph, units: Sequence[LayerUnit], bytes_: int, under
 
     What is read is there three times (float, quantized, rounded), what is made once in float and once for each decision
     that is compared. One sample runs in any case.
-
-    Args:
-        graph: the clean model.
-        units: what runs at once.
-        bytes_: for what is under way together.
-        under_way: batches that are.
-
-    Returns:
-        The number of samples.
     """
 
     def size(tensors: Sequence[str]) -> int:

@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import extend, intmath
+from quantpipe.arrays import Array
 from quantpipe.calibrate.decided import DecidedEstimator
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import ConfigError, brief
 from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
 from quantpipe.oprules import rule_of
 from quantpipe.plan import Problem
-from quantpipe.plan.blocks import real_weight
+from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.recover.layer_stream import LayerStream, Numbers, UnitRounding, rounded
 from quantpipe.recover.layer_units import Calibrated, Choosing, LayerUnit, units_of, walked
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor
 
-Array = NDArray[Any]
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 
@@ -43,20 +43,9 @@ def calibrate_layers(
 ) -> Calibrated:
     """Ask the calibrators for every kernel, in graph order, and put what they decide into the table's estimator.
 
-    Args:
-        problem: the network with its device and schema.
-        table: the ranges that it begins with, of a `DecidedEstimator`, which is filled.
-        strategy: the bits that decisions are about.
-        samples: the calibration samples.
-        choosing: who decides.
-        memory_mb: what the walk may take: a quarter for tensors between layers, half for layers that run.
-        progress: is told how far the walk is.
-
-    Returns:
-        What was decided.
-
-    Raises:
-        ConfigError: naming the package, for a calibrator that raises or decides what is not legal.
+    `table`: the ranges that it begins with, of a `DecidedEstimator`, which is filled. `memory_mb`: what the walk may
+    take: a quarter for tensors between layers, half for layers that run. Raises ConfigError, naming the package, for a
+    calibrator that raises or decides what is not legal.
     """
     decided = table.estimator
     assert isinstance(decided, DecidedEstimator)  # noqa: S101  (chosen so by the caller; narrows the type)

@@ -79,18 +79,7 @@ def chosen_ranges(work: Work, state: State, options: Ranges) -> State:
 
 
 def squared_error(stats: TensorStats, found: Range, bits: int, dtype: DType, *, schema: TensorSchema) -> float:
-    """Return Σ over the histogram's elements of (Q(x) - x)², each at the middle of its bin.
-
-    Args:
-        stats: the statistics of the tensor.
-        found: the range.
-        bits: the number of bits.
-        dtype: the storage type.
-        schema: how ranges become scales.
-
-    Returns:
-        The error, real units squared.
-    """
+    """Return Σ over the histogram's elements of (Q(x) - x)², each at the middle of its bin."""
     scale, zero, qmin, qmax = intmath.scale_zero_point(found, bits, dtype, schema)
     edges = np.linspace(-stats.limit, stats.limit, len(stats.histogram) + 1)
     middles = (edges[1:] + edges[:-1]) / 2

@@ -46,16 +46,7 @@ def overrides_arrays(overrides: Overrides) -> Arrays:
 def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology, where: str) -> Overrides:
     """Return the overrides that `overrides_arrays` gave as arrays.
 
-    Args:
-        arrays: the arrays by name.
-        topology: what runs in integers.
-        where: the file, as errors name it.
-
-    Returns:
-        The overrides.
-
-    Raises:
-        ArtifactError: for tensors and nodes that the topology does not have.
+    Raises ArtifactError for tensors and nodes that the topology does not have.
     """
     ranges: dict[str, Range] = {}
     thresholds: dict[str, NDArray[np.float64]] = {}

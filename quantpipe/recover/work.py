@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import along
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.passes import lacking
-from quantpipe.calibrate.table import ThresholdTable, WeightMethod
+from quantpipe.calibrate.ruled import WeightMethod
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
-from quantpipe.oprules.channels import COLUMNS, along
+from quantpipe.oprules.channels import COLUMNS
 from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Problem
 from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint
 from quantpipe.recover.reconstruct.layer import LayerOptions
@@ -110,8 +112,7 @@ class Work:
     def plan(self, state: State) -> QuantPlan:
         """Return the plan of a state.
 
-        Raises:
-            HardwareError: when the device cannot express the state.
+        Raises HardwareError when the device cannot express the state.
         """
         return Problem(state.graph, state.topology, self.spec, self.schema).plan(self.strategy, state.overrides)
 
@@ -218,7 +219,7 @@ class Work:
                 weight, bias = stored[kernel.weight or ""], state.graph.constant(kernel.bias or "")
                 axis = state.topology.weight_of[weight.tensor].channel_axis
                 scale = weight.scale.astype(np.float64)
-                real = weight.centred() * (along(scale, weight.values.ndim, axis) if scale.ndim else scale)
+                real = weight.centred() * along(scale, axis, weight.values.ndim)
                 error = real - state.graph.constant(weight.tensor).astype(np.float64)
                 found[name] = bias.astype(np.float64).reshape(-1) + COLUMNS[node.op].response(node, error, offset)
         return found

@@ -8,19 +8,3 @@ from quantpipe.report.explained import explained
 from quantpipe.report.lint import lint_table
 from quantpipe.report.page import render_html
 from quantpipe.report.table import summary_table
-
-__all__ = [
-    "compare_note",
-    "compare_page",
-    "compared",
-    "diagnosed",
-    "dump_tables",
-    "explained",
-    "fit_tables",
-    "identified_table",
-    "kit_table",
-    "lint_table",
-    "render_html",
-    "summary_table",
-    "times_table",
-]

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.metrics.losses import LossKind
 from quantpipe.metrics.outputs import is_distribution, log_probabilities
 from quantpipe.metrics.reference import Reference
 from quantpipe.types import Outputs
-
-Array = NDArray[Any]
 
 _ROUND_OFF = 1e-9
 """Relative: the sums of all samples and of their parts are formed in another order."""

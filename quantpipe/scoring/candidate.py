@@ -16,7 +16,7 @@ from cachetools import FIFOCache, LRUCache
 
 from quantpipe.annotate.choices import bits_of
 from quantpipe.annotate.variants import Topologies
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined, lifted

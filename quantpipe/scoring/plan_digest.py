@@ -15,17 +15,7 @@ class PlanDigest:
     """Digests of sections of plans. Weights, which plans share, are read once each."""
 
     def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...], identity: str = "") -> bytes:
-        """Return a digest of every number that the kernels and the conversions of their tensors use.
-
-        Args:
-            plan: every number of the integer model.
-            topology: the kernels.
-            tensors: further tensors whose conversions count.
-            identity: tells apart what may have the same numbers and is not the same: sections of other topologies.
-
-        Returns:
-            The digest.
-        """
+        """Return a digest of every number that the kernels and the conversions of their tensors use."""
         digest = hashlib.blake2b(identity.encode(), digest_size=16)
         names = dict.fromkeys(tensors)
         for kernel in topology.kernels:

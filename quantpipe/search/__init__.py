@@ -3,7 +3,7 @@
 Nothing here knows what a point means; the caller gives a `ChoiceSpace` and a function that measures points.
 """
 
-from quantpipe.search.algorithm import Algorithm, Evaluate, Measure
+from quantpipe.search.algorithm import Algorithm, Measure
 from quantpipe.search.algorithms.annealing import Annealing
 from quantpipe.search.algorithms.evolutionary import Evolutionary
 from quantpipe.search.algorithms.greedy import Greedy
@@ -16,7 +16,7 @@ from quantpipe.search.algorithms.surrogate import Surrogate
 from quantpipe.search.algorithms.tpe import Tpe
 from quantpipe.search.algorithms.uniform import Uniform
 from quantpipe.search.budget import Batching, Budget
-from quantpipe.search.contributions import Contribution, changed_choices, contributions
+from quantpipe.search.contributions import changed_choices, contributions
 from quantpipe.search.evaluator import Evaluator
 from quantpipe.search.finalists import finalists
 from quantpipe.search.log import JsonlLog, LoggedTrial, TrialLog, find_trial, read_trials
@@ -28,55 +28,9 @@ from quantpipe.search.objective import (
     Objective,
     ObjectiveForm,
     ObjectiveOptions,
-    Over,
     form_of,
     reaches,
 )
 from quantpipe.search.origin import search_origin
 from quantpipe.search.pareto import Pick, front
-from quantpipe.search.run import SearchResult, Stopped, run_search
-
-__all__ = [
-    "OWN_COST",
-    "Algorithm",
-    "Annealing",
-    "Batching",
-    "Budget",
-    "Contribution",
-    "CostKind",
-    "Evaluate",
-    "Evaluator",
-    "Evolutionary",
-    "FloatFigures",
-    "Greedy",
-    "GreedyBackward",
-    "GreedyEdge",
-    "Grid",
-    "JsonlLog",
-    "Knapsack",
-    "LoggedTrial",
-    "Measure",
-    "Metric",
-    "Objective",
-    "ObjectiveForm",
-    "ObjectiveOptions",
-    "Over",
-    "Pick",
-    "RandomSearch",
-    "SearchResult",
-    "Stopped",
-    "Surrogate",
-    "Tpe",
-    "TrialLog",
-    "Uniform",
-    "changed_choices",
-    "contributions",
-    "finalists",
-    "find_trial",
-    "form_of",
-    "front",
-    "reaches",
-    "read_trials",
-    "run_search",
-    "search_origin",
-]
+from quantpipe.search.run_search import SearchResult, Stopped, run_search

@@ -25,7 +25,6 @@ class Evaluate(Protocol):
         much. Of one that is not, the measurement may end early; its score is `pruned`, with the exact cost and a value
         that it would not have exceeded. Without one every score is exact.
         """
-        ...
 
 
 class Algorithm(Protocol):

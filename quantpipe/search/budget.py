@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quantpipe.search.options import real, whole
+from quantpipe.search.option_checks import real, whole
 
 
 @dataclass(frozen=True)

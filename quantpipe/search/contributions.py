@@ -41,14 +41,7 @@ def contributions(
 ) -> list[Contribution]:
     """Return what each changed choice contributed, the largest gain of value first, then the largest saving.
 
-    Args:
-        space: The choices.
-        point: The result of the search.
-        score: The score of the result.
-        measure: Scores points; it is asked for at most `MOST`.
-
-    Returns:
-        One entry per measured choice.
+    `measure`: Scores points; it is asked for at most `MOST`.
     """
     asked = changed_choices(space, point)[:MOST]
     if not asked:

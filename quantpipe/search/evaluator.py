@@ -94,8 +94,7 @@ class Evaluator:
     def __call__(self, points: Sequence[Point], incumbent: Score | None = None) -> list[Score]:
         """Return the scores in the order of the points.
 
-        Raises:
-            BudgetExhausted: after answering what the budget allows.
+        Raises BudgetExhausted, after answering what the budget allows.
         """
         asked = [tuple(int(i) for i in point) for point in points]
         waiting: list[Point] = []

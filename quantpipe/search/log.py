@@ -32,11 +32,9 @@ class TrialLog(Protocol):
 
     def read(self) -> list[Trial]:
         """Return all trials of earlier runs, by their number."""
-        ...
 
     def append(self, trial: Trial) -> None:
         """Keep the trial for good: it is safe when this returns."""
-        ...
 
 
 class _DamagedLine(ValueError):
@@ -253,8 +251,7 @@ def _any_log(path: Path, *, stage: str) -> tuple[dict[str, str], bool, list[byte
 def find_trial(path: Path, number: int) -> LoggedTrial:
     """Return the trial of this number in a log of any origin.
 
-    Raises:
-        ArtifactError: where there is none.
+    Raises ArtifactError where there is none.
     """
     origin, sealed, lines = _any_log(path, stage="replay")
     found = []

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.search.options import check_enum, illegal, real, whole
+from quantpipe.search.option_checks import check_enum, illegal, real, whole
 from quantpipe.types import Score
 
 _SLACK = 1e-9
@@ -343,8 +343,7 @@ def cost_kind(name: str) -> CostKind:
 def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     """Return the weights of outputs (`objective.outputs`), by name.
 
-    Raises:
-        ConfigError: for what is none.
+    Raises ConfigError for what is none.
     """
     if given is None:
         return ()

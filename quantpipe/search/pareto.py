@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quantpipe.errors import nearest
 from quantpipe.search.objective import Metric, Objective
-from quantpipe.search.options import illegal
+from quantpipe.search.option_checks import illegal
 from quantpipe.types import Trial
 
 _LEGAL = "knee, within:X (lowest cost with a loss of at most X) or best (highest value)"
@@ -43,8 +43,7 @@ class Pick:
     def parse(cls, text: str) -> Pick:
         """Return the rule that a text states.
 
-        Raises:
-            ConfigError: for anything that is no rule.
+        Raises ConfigError for anything that is no rule.
         """
         rule, colon, amount = str(text).partition(":")
         if rule in ("knee", "best") and not colon:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32, Array
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
@@ -19,9 +19,7 @@ from quantpipe.lowering.fixedpoint import multiplied
 from quantpipe.lowering.integers import IntegerWriter, round_real
 from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
 
-Array = NDArray[Any]
 Parameters = dict[str, Array]
-EXACT = 1 << 24
 
 
 class Arithmetic:
@@ -49,7 +47,7 @@ class Arithmetic:
         if limit is None:
             return acc
         b, half, output = context.builder, 1 << (limit.width - 1), f"{node.outputs[0]}_limited"
-        if bound + half >= EXACT or limit.width > 24:
+        if bound + half >= EXACT_FLOAT32 or limit.width > 24:
             acc = self._double(context, acc, f"{tensor}/whole")
         wide = self._is_wide(acc)
         if limit.overflow is Overflow.SATURATE:

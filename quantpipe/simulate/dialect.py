@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32, along
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.external_weights import is_mapped
 from quantpipe.graph.view import Node
@@ -27,10 +28,10 @@ from quantpipe.lowering.loops import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
-from quantpipe.plan.blocks import real_weight
-from quantpipe.simulate import functions
-from quantpipe.simulate.arithmetic import EXACT, Arithmetic
-from quantpipe.simulate.digits import digits_for
+from quantpipe.plan.weight_blocks import real_weight
+from quantpipe.simulate import simulated_functions as functions
+from quantpipe.simulate.arithmetic import Arithmetic
+from quantpipe.simulate.digit_sums import digits_for
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -139,7 +140,7 @@ class Simulated(Arithmetic):
                   (("low", q.low), ("high", q.high))]  # fmt: skip
         steps = step.op("Div", step.state, self._scalar(context, f"{q.tensor}.scale", q.scale), name="steps")
         state = step.op("Clip", step.op("Round", steps, name="round"), *bounds, name="clip")
-        wide = product.bound >= EXACT
+        wide = product.bound >= EXACT_FLOAT32
         if wide:
             state = step.op("Cast", state, name="double", to=int(ir.DataType.DOUBLE))
             held = self._double(context, held, f"{name}/double")
@@ -204,7 +205,7 @@ class Simulated(Arithmetic):
         if plan.terms[0].fixed is not None:
             return self._add_fixed(context, kernel, plan)
         terms = [context.get(t.tensor, t.form) for t in plan.terms]
-        if plan.bound >= EXACT or any(self._is_wide(t) for t in terms):
+        if plan.bound >= EXACT_FLOAT32 or any(self._is_wide(t) for t in terms):
             terms = [self._double(context, t, f"{node.name}/term{n}") for n, t in enumerate(terms)]
         shifted = [
             self._shift(context, value, -term.shift, f"{node.name}/term{n}", rounding=plan.rounding)
@@ -260,10 +261,10 @@ class Simulated(Arithmetic):
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Product)  # noqa: S101
         operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
-        if plan.bound >= EXACT:
+        if plan.bound >= EXACT_FLOAT32:
             operands = [self._double(context, v, f"{node.name}/operand{n}") for n, v in enumerate(operands)]
         acc = context.builder.op("Mul", *operands, name=node.name, output=f"{node.outputs[0]}_acc")
-        if plan.bound >= EXACT:
+        if plan.bound >= EXACT_FLOAT32:
             self._wide.add(acc.name or "")
         return self._requantize(context, plan.output, acc, kernel.output)
 
@@ -272,11 +273,11 @@ class Simulated(Arithmetic):
         assert isinstance(plan, Average)  # noqa: S101
         b, data = context.builder, context.get(kernel.operands[0].tensor, Form.QUANTIZED)
         output = f"{node.outputs[0]}_acc"
-        if plan.bound >= EXACT and fr.is_window(node):
+        if plan.bound >= EXACT_FLOAT32 and fr.is_window(node):
             acc = window_sum(context, self._writer(context), node, data)
             self._wide.add(acc.name or "")
             return self._requantize(context, plan.output, acc, kernel.output)
-        if plan.bound >= EXACT:
+        if plan.bound >= EXACT_FLOAT32:
             data = self._double(context, data, f"{node.name}/data")
         if fr.is_window(node):
             ones, attributes = fr.window_ones(context, node)
@@ -330,7 +331,7 @@ class Simulated(Arithmetic):
         if not weight.has_zero_point:
             return real
         axis = weight.axis or 0
-        zero = fr.along_axis(weight.zero_point.astype(np.float32), axis, weight.values.ndim)
+        zero = along(weight.zero_point.astype(np.float32), axis, weight.values.ndim)
         offset = self._weight(context, f"{weight.tensor}.zero", zero)
         return context.builder.op("Sub", real, offset, name=f"{weight.tensor}.centred")
 

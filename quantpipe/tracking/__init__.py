@@ -1,20 +1,7 @@
 """Tracking: the one place that knows MLflow. It is imported when a run starts, never by importing this package."""
 
 from quantpipe.tracking.fetch import RUN_ID, fetch_runs
-from quantpipe.tracking.mlflow_tracker import MlflowTracker, TrackingConfig
+from quantpipe.tracking.mlflow_tracker import MlflowTracker
 from quantpipe.tracking.parent import finish_sweep
-from quantpipe.tracking.protocol import FOLDER, Metrics, NullTracker, Tracker
 from quantpipe.tracking.record import filed_in
-
-__all__ = [
-    "FOLDER",
-    "RUN_ID",
-    "Metrics",
-    "MlflowTracker",
-    "NullTracker",
-    "Tracker",
-    "TrackingConfig",
-    "fetch_runs",
-    "filed_in",
-    "finish_sweep",
-]
+from quantpipe.tracking.tracker import FOLDER, NullTracker, Tracker

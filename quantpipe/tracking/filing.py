@@ -16,11 +16,11 @@ from quantpipe.artifacts.unit import TEMP_SUFFIX
 from quantpipe.tracking import clean
 from quantpipe.tracking.address import Address
 from quantpipe.tracking.datasets import digest_of, inputs_of
-from quantpipe.tracking.model import log_onnx
-from quantpipe.tracking.protocol import Metrics
+from quantpipe.tracking.logged_model import log_onnx
 from quantpipe.tracking.record import NAME as RECORD
 from quantpipe.tracking.record import RecordFile
 from quantpipe.tracking.registry import register
+from quantpipe.tracking.tracker import Metrics
 
 _PARAMS_PER_CALL = 100
 _METRICS_PER_CALL = 1000

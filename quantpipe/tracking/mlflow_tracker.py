@@ -25,11 +25,11 @@ from quantpipe.passwords import conceal, without_passwords
 from quantpipe.tracking import address, clean
 from quantpipe.tracking.filing import Filing
 from quantpipe.tracking.parent import finish_parent, join_parent
-from quantpipe.tracking.protocol import FOLDER, Metrics
 from quantpipe.tracking.record import RecordFile
 from quantpipe.tracking.registry import check_aliases, check_name
 from quantpipe.tracking.setup import brief, make_client, within
 from quantpipe.tracking.tags import EXPERIMENT_TAGS, VIEW, VIEW_TAG, standard_tags
+from quantpipe.tracking.tracker import FOLDER, Metrics
 
 _log = logging.getLogger(__name__)
 _FAILURES_BEFORE_SILENCE = 2

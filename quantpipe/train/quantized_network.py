@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quantpipe.arrays import along
 from quantpipe.graph.view import Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.rule import Family
@@ -120,12 +121,11 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         factor = np.where(norm.factor == 0, 1.0, norm.factor)  # of such a channel the model's own weight is unknown
         bias = self.state.overrides.biases.get(node.name, norm.folded_bias)
         norm = replace(norm, beta=norm.beta + bias - norm.folded_bias)
-        shape = [1] * stored.values.ndim
-        shape[site.channel_axis] = -1
+        rank = stored.values.ndim
         start = weight_start(self.state, site, stored)
-        latent = (start.value / factor.reshape(shape)).astype(np.float32)
+        latent = (start.value / along(factor, site.channel_axis, rank)).astype(np.float32)
         if options.fold == -1:
-            sign = np.sign(factor).astype(np.int64).reshape(shape)
+            sign = along(np.sign(factor).astype(np.int64), site.channel_axis, rank)
             scale = np.asarray(start.scale / np.abs(factor), np.float32)
             start = replace(start, real=latent, integers=start.integers * sign, scale=scale, qmin=-start.qmax)
         weight = ALGORITHMS[options.weights](start, options.weight_size == "unit")
@@ -378,9 +378,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         site = self.state.problem.topology.weight_of[tensor]
         before = in_own_type(self.state.plan.weights[tensor], site.dtype)
         zero = before.zero_point
-        shape = [1] * before.values.ndim
-        shape[before.axis or 0] = -1
-        values = codes.cpu().numpy().astype(np.int64) + (zero.reshape(shape) if zero.ndim else zero)
+        values = codes.cpu().numpy().astype(np.int64) + along(zero, before.axis or 0, before.values.ndim)
         scales = scale.detach().float().cpu().numpy().reshape(-1)
         return WeightTensor(
             tensor,

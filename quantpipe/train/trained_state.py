@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import along
 from quantpipe.graph.batch_norms import BatchNorm
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides, Problem
-from quantpipe.plan.blocks import real_weight
-from quantpipe.plan.pairs import pair_limit
+from quantpipe.plan.saturating_pairs import pair_limit
+from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.train.weight_parameters import WeightStart
 from quantpipe.types import QuantPlan, Strategy, WeightSite, WeightTensor
 
@@ -75,9 +76,5 @@ def real_values(stored: WeightTensor, site: WeightSite) -> NDArray[np.float32]:
     """Return the real values of a weight that is not learned."""
     if stored.has_real_blocks:
         return real_weight(stored, site.channel_axis)
-    scale = stored.scale.astype(np.float64)
-    if scale.ndim:
-        shape = [1] * stored.values.ndim
-        shape[stored.axis or 0] = -1
-        scale = scale.reshape(shape)
+    scale = along(stored.scale.astype(np.float64), stored.axis or 0, stored.values.ndim)
     return np.asarray(stored.centred() * scale, np.float32)

@@ -71,21 +71,9 @@ def train(
 ) -> Trained:
     """Return the numbers that training gives a plan.
 
-    Args:
-        state: what the plan is made from.
-        data: the samples.
-        options: what is learned, and how.
-        seed: of the order of samples and of dropping.
-        progress: called with (epochs done, epochs in all, a text).
-        kept: where checkpoints are kept.
-
-    Returns:
-        The overrides, with the curve of the loss.
-
-    Raises:
-        NotTrainable: for a node without gradients, or where nothing is learned.
-        NotConverged: where the loss is no finite number.
-        ConfigError: for a device that is absent.
+    `options`: what is learned, and how. `progress`: called with (epochs done, epochs in all, a text). Raises
+    NotTrainable for a node without gradients, or where nothing is learned. Raises NotConverged where the loss is no
+    finite number. Raises ConfigError for a device that is absent.
     """
     device = device_of(options)
     with _threads(options.threads):

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quantpipe.arrays import along
 from quantpipe.intmath import nearest_step
-from quantpipe.oprules.channels import along
 from quantpipe.plan.pair_safe import rounded_pairs
-from quantpipe.plan.pairs import kernel_order
+from quantpipe.plan.saturating_pairs import kernel_order
 from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient, straight_through
 from quantpipe.train.range_parameters import storable
 from quantpipe.types import PowerOfTwo
@@ -55,7 +55,7 @@ class WeightStart:
     def broadcast(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return values per channel, or one for all, shaped to broadcast to the weight."""
         real = values.astype(np.float64)
-        return np.atleast_1d(real if real.ndim == 0 else np.asarray(along(real, self.real.ndim, self.axis or 0)))
+        return np.atleast_1d(real if real.ndim == 0 else np.asarray(along(real, self.axis or 0, self.real.ndim)))
 
     @property
     def value(self) -> NDArray[np.float32]:

@@ -89,7 +89,6 @@ class Samples(Protocol):
 
         The last batch may be smaller. A batch holds samples of one shape, so other batches may be smaller, too.
         """
-        ...
 
 
 def groups_of(samples: Samples) -> NDArray[np.str_] | None:

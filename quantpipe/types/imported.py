@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import along
 from quantpipe.types.dtype import DType
 
 
@@ -102,6 +103,13 @@ class GivenWeight:
     grid: ImportedGrid
     stored: str = ""
     block: int | None = None
+
+    def centred(self) -> NDArray[np.int64]:
+        """Return the integers less their zero points; of blocks with zero points of their own, the integers."""
+        grid, values = self.grid, self.values.astype(np.int64)
+        if grid.single or grid.scale.ndim > 1:
+            return values - (grid.zero if grid.single else 0)
+        return np.asarray(values - along(grid.zero, grid.axis or 0, values.ndim))
 
 
 @dataclass(frozen=True, eq=False)

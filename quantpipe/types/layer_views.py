@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.types.statistics import Range
 
-Array = NDArray[Any]
 T = TypeVar("T")
 
 

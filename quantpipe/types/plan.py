@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32, along
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import Accumulator, FunctionKind, Rounding
 from quantpipe.types.loops import LoopProduct
@@ -126,9 +127,7 @@ class WeightTensor:
             return values
         zero = self.zero_point
         if zero.ndim:
-            shape = [1] * values.ndim
-            shape[self.axis or 0] = -1
-            zero = zero.reshape(shape)[rows if self.axis == 0 else slice(None)]
+            zero = along(zero, self.axis or 0, values.ndim)[rows if self.axis == 0 else slice(None)]
         wide = np.int16 if self.dtype.bits <= 8 else np.int32
         return np.asarray(values.astype(wide) - zero.astype(wide))
 
@@ -179,7 +178,7 @@ class Accumulate:
     def exact_in_float32(self) -> bool:
         """Return whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
         half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
-        return self.bound + half < 1 << 24
+        return self.bound + half < EXACT_FLOAT32
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +197,7 @@ class Contract:
     def exact_in_float32(self) -> bool:
         """Return whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
         half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
-        return self.bound + half < 1 << 24
+        return self.bound + half < EXACT_FLOAT32
 
 
 @dataclass(frozen=True, eq=False)

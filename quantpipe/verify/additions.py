@@ -17,7 +17,7 @@ from quantpipe.verify.numbers import limits
 from quantpipe.verify.ops import target
 from quantpipe.verify.scales import expect_fixed, expect_same, fits_double
 from quantpipe.verify.wraps import type_of, wrapped
-from quantpipe.verify.written import Reach, Written, expect_constants, expect_equal, narrowing_equal
+from quantpipe.verify.written import Reach, Written, expect_constants, expect_equal
 
 Array = NDArray[Any]
 ENUMERATED = 1 << 18
@@ -28,11 +28,7 @@ class Addition(Written):
     """Check one Add or Sub that the model writes out."""
 
     def check(self) -> None:
-        """Check that the model adds as plan.json says, for all values of the operands.
-
-        Raises:
-            Wrong: naming what differs.
-        """
+        """Check that the model adds as plan.json says, for all values of the operands."""
         if self.plan["scale"] is None:
             self._free()
             return
@@ -142,19 +138,7 @@ class Addition(Written):
             if overflow["overflow"] == "wrap":
                 types = self._cast_of(value, overflow["accumulator"])
                 low, high = (np.array([v], np.int64) for v in bounds)
-        if "requantize" not in self.plan:
-            self._handed_on(types, (low, high), bounds)
-            return
-        claim = self.numbers.claims[self.node].get("requantize", {})
-        narrowing_equal(
-            self.model,
-            self.result,
-            types,
-            self.plan["requantize"],
-            reach=Reach(low, high, bounds),
-            claim=claim,
-            where=self.node,
-        )
+        self._follow(types, Reach(low, high, bounds))
 
     def _cast_of(self, value: str, accumulator: str) -> dict[str, np.dtype[Any]]:
         kind = type_of(accumulator)
@@ -261,15 +245,8 @@ class Addition(Written):
 def rounded(values: Array, rounding: str) -> Array:
     """Return floats as integers, rounded as an addition in float32 is.
 
-    Args:
-        values: floats of any shape.
-        rounding: `half_even` or `floor`.
-
-    Returns:
-        The integers, int64.
-
-    Raises:
-        Wrong: for any other rounding.
+    `values`: floats of any shape. `rounding`: `half_even` or `floor`. Returns the integers, int64. Raises Wrong for any
+    other rounding.
     """
     whole = {"half_even": np.rint, "floor": np.floor}.get(rounding)
     if whole is None:
@@ -281,13 +258,6 @@ def addition(plan: Mapping[str, Any], codes: list[Array]) -> Array:
     """Return what the specification of an addition in float32 gives: two multiply-adds that round once each.
 
     Both are exact in float64 before that (see `expect_exact`).
-
-    Args:
-        plan: the addition's entry of plan.json.
-        codes: q of both operands.
-
-    Returns:
-        The stored integers.
     """
     total: Array = np.asarray(plan["offset"], np.float64)
     for number in (1, 0):
@@ -301,9 +271,6 @@ def expect_exact(plan: Mapping[str, Any], peaks: list[int], where: str) -> None:
     """Check that float64 rounds nothing of q_a·r_a + (q_b·r_b + offset).
 
     Then one cast to float32 is the one rounding of a fused multiply-add, for all operands.
-
-    Raises:
-        Wrong: where float64 may round.
     """
     ratios = [np.abs(np.asarray(t["ratio"], np.float64)) for t in plan["terms"]]
     most = sum(p * float(np.max(r)) for p, r in zip(peaks, ratios, strict=True)) + abs(float(plan["offset"]))

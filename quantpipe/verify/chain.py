@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute, target
+from quantpipe.verify.realized_model import Model
 
 WHOLE_SINGLES = 1 << 24
 """Up to here every whole number is a float32."""
@@ -21,14 +21,7 @@ def is_specified(model: Model, result: str, sources: Mapping[str, Any], numbers:
     They are a float32 of the accumulator, its product with the multiplier, rounding with halves to even, the zero point
     and the clamp: what docs/numerics.md specifies for `float_multiplier`. Each op's own meaning is ONNX's.
 
-    Args:
-        model: the realized model.
-        result: the narrowed value.
-        sources: the accumulators and their NumPy types.
-        numbers: the entry of plan.json.
-
-    Returns:
-        False as well where the model narrows in another order that may be right.
+    Returns False as well where the model narrows in another order that may be right.
     """
     if (numbers["kind"], numbers["rounding"]) != ("float_multiplier", "half_even") or numbers.get("zero_first"):
         return False

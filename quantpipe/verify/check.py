@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.verify.checked_kernels import KernelCheck
+from quantpipe.verify.checked_loops import check_loops
 from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.float_blocks import check_weighted
 from quantpipe.verify.geometry import check_geometry
 from quantpipe.verify.grammar import check_file, check_kernel, check_nodes
-from quantpipe.verify.half import casts_of_floats
-from quantpipe.verify.kernels import KernelCheck
-from quantpipe.verify.loops import check_loops
-from quantpipe.verify.model import Model
+from quantpipe.verify.half_precision import casts_of_floats
 from quantpipe.verify.numbers import ClaimedNumbers, limits
 from quantpipe.verify.placement import check_placement
 from quantpipe.verify.real_part import check_real_part, states_real_part
+from quantpipe.verify.realized_model import Model
 
 FORMS = ("qdq", "matmul_nbits", "qoperator", "integer")
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")

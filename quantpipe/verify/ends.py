@@ -20,10 +20,7 @@ OF_SHAPES = frozenset({"Shape", "Size"})
 def check_ends(numbers: ClaimedNumbers, floats: set[str], *, tied: bool) -> None:
     """Raise Wrong where a tensor enters or leaves the integer part otherwise than in plan.json.
 
-    Args:
-        numbers: the content of plan.json and the certificate.
-        floats: names of nodes that belong to no kernel.
-        tied: a real tensor has the name that it has in the certificate; earlier versions do not claim it.
+    `tied`: a real tensor has the name that it has in the certificate; earlier versions do not claim it.
     """
     for tensor in numbers.plan["quantizers"]:
         _named(numbers, tensor)

@@ -192,14 +192,7 @@ def canonical(content: Any) -> str:
 
 
 def array_digest(array: Array) -> str:
-    """Return the digest of an array's type, shape and elements, as plan.json has it.
-
-    Args:
-        array: the array.
-
-    Returns:
-        `sha256:` and hex digits.
-    """
+    """Return the digest of an array's type, shape and elements, as plan.json has it."""
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return "sha256:" + digest.hexdigest()

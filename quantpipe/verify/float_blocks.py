@@ -13,25 +13,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.verify.blocks import expect_codes
+from quantpipe.verify.checked_blocks import expect_codes
 from quantpipe.verify.files import Wrong, array_digest, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 FLOAT32 = 1
 
 
 def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
-    """Check the weight of every node that multiplies floats by integers.
-
-    Args:
-        plan: plan.json.
-        model: the model.
-
-    Raises:
-        Wrong: where codes, scales or zero points are not those of plan.json.
-    """
+    """Check the weight of every node that multiplies floats by integers."""
     for name, said in plan.get("weighted", {}).items():
         weight, entry = str(said["weight"]), plan["weights"].get(said["weight"])
         expect(entry is not None and "block" in entry, name, f"plan.json has no weight {weight} in blocks")

@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 

@@ -25,15 +25,7 @@ def check_geometry(
 ) -> None:
     """Check the attributes of a kernel's nodes against the certificate.
 
-    Args:
-        node: the kernel, as errors name it.
-        kernel: its entry of plan.json.
-        claimed: the attributes that the certificate states.
-        written: the model's nodes that the kernel consists of.
-        whole: the certificate states all attributes of ops that are written as themselves; earlier versions do not.
-
-    Raises:
-        Wrong: where a node differs.
+    `whole`: the certificate states all attributes of ops that are written as themselves; earlier versions do not.
     """
     op, kind = str(kernel["op"]), str(kernel["kind"])
     for made in written:

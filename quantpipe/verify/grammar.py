@@ -57,15 +57,7 @@ COPIED = ("move", "lookup")
 
 
 def check_file(model: onnx.ModelProto, certificate: Mapping[str, Any]) -> None:
-    """Check all of a model file that is no node: its parts, opsets, functions, metadata, and that names are unique.
-
-    Args:
-        model: the file.
-        certificate: certificate.json.
-
-    Raises:
-        Wrong: naming what a written model does not have.
-    """
+    """Check all of a model file that is no node: its parts, opsets, functions, metadata, and that names are unique."""
     graph, where = model.graph, "model.onnx"
     for part, found in (("training_info", model.training_info), ("sparse_initializer", graph.sparse_initializer),
                         ("quantization_annotation", graph.quantization_annotation)):  # fmt: skip
@@ -133,16 +125,7 @@ def _expect_domains(model: onnx.ModelProto, certificate: Mapping[str, Any]) -> N
 
 
 def check_kernel(node: str, kernel: Mapping[str, Any], written: Iterable[onnx.NodeProto]) -> None:
-    """Check that the nodes of one kernel are ops which kernels are written in, with legal attributes.
-
-    Args:
-        node: the kernel, as errors name it.
-        kernel: its entry of plan.json.
-        written: the model's nodes that it consists of.
-
-    Raises:
-        Wrong: where a node is another op, or has an attribute that no form writes.
-    """
+    """Check that the nodes of one kernel are ops which kernels are written in, with legal attributes."""
     op, kind = str(kernel["op"]), str(kernel["kind"])
     other = []
     for made in written:
@@ -156,15 +139,7 @@ def check_kernel(node: str, kernel: Mapping[str, Any], written: Iterable[onnx.No
 
 
 def check_nodes(written: Iterable[onnx.NodeProto], what: str) -> None:
-    """Check that nodes are ops in which stored integers are written, with legal attributes.
-
-    Args:
-        written: the nodes.
-        what: what they are part of, as errors name it.
-
-    Raises:
-        Wrong: where a node is another op, or has an attribute that no form writes.
-    """
+    """Check that nodes are ops in which stored integers are written, with legal attributes."""
     for made in written:
         domain = "" if made.domain in ONNX else made.domain
         _expect_attributes_once(made)

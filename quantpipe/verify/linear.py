@@ -14,8 +14,8 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import is_elementwise, target
+from quantpipe.verify.realized_model import Model
 
 Ints = NDArray[np.int64]
 

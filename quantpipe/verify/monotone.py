@@ -11,8 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute, target
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 
@@ -37,13 +37,7 @@ KEEPING = frozenset({"Round", "Floor", "Clip", "Max", "Min", "DequantizeLinear",
 def expect_rising(model: Model, value: str, sources: Mapping[str, tuple[Array, Array]]) -> None:
     """Check that a value never falls where its sources rise.
 
-    Args:
-        model: the realized model.
-        value: the value.
-        sources: minimum and maximum value of each source, `[C, 1]` each.
-
-    Raises:
-        Wrong: where the value may fall.
+    `sources`: minimum and maximum value of each source, `[C, 1]` each.
     """
     walk = _Walk(model, sources)
     expect(walk.course(value) in RISING, value, "its steps are not known to rise with the accumulator")

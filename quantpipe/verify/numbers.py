@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.verify.blocks import expect_blocks
+from quantpipe.verify.checked_blocks import expect_blocks
 from quantpipe.verify.files import Wrong, array_digest, expect
-from quantpipe.verify.model import Model
+from quantpipe.verify.realized_model import Model
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -49,8 +49,7 @@ class ClaimedNumbers:
     def quantizer(self, tensor: str) -> Mapping[str, Any]:
         """Return the entry of a stored tensor in plan.json.
 
-        Raises:
-            Wrong: where there is none.
+        Raises Wrong where there is none.
         """
         found = self.plan["quantizers"].get(tensor)
         if found is None:
@@ -101,19 +100,8 @@ def checked_weight(
 ) -> Array:
     """Return the integers of a weight less their zero points, int64, in the layout of the float weight.
 
-    Args:
-        numbers: what plan.json and the certificate say.
-        name: the weight.
-        where: the kernel, as errors name it.
-        centred: the integers with the zero points taken off already, or None.
-        stored: the integers as they lie in the model, or None.
-        outputs: the axis of a matrix in the model along which the op that reads it has its outputs.
-
-    Returns:
-        The integers.
-
-    Raises:
-        Wrong: where they are not those of plan.json.
+    `centred`: the integers with the zero points taken off already, or None. `stored`: the integers as they lie in the
+    model, or None.
     """
     entry = numbers.plan["weights"].get(name)
     if entry is None:
@@ -135,13 +123,7 @@ def checked_weight(
 def along(values: Array, axis: int | None, rank: int) -> Array:
     """Return numbers per channel along one axis; a single one as it is.
 
-    Args:
-        values: `[C]` or `()`.
-        axis: the axis of channels; None for a single number.
-        rank: how many axes the tensor has.
-
-    Returns:
-        The values, shaped to broadcast.
+    `values`: `[C]` or `()`. `axis`: the axis of channels; None for a single number.
     """
     if values.ndim == 0 or axis is None:
         return values.reshape(()) if values.size == 1 else values
@@ -153,13 +135,7 @@ def along(values: Array, axis: int | None, rank: int) -> Array:
 def reach(weight: Array, channel_axis: int, peak: int) -> Ints:
     """Return the largest |sum of products| of each output channel, for any input.
 
-    Args:
-        weight: integers less their zero points.
-        channel_axis: their axis of output channels.
-        peak: largest magnitude of the data.
-
-    Returns:
-        `[C]`, int64.
+    Returns `[C]`, int64.
     """
     expect(channel_axis < weight.ndim, "plan.json", "a weight has its channels along an axis that it does not have")
     others = tuple(a for a in range(weight.ndim) if a != channel_axis)

@@ -34,15 +34,8 @@ def target(node: onnx.NodeProto) -> np.dtype[Any]:
 def apply(node: onnx.NodeProto, inputs: Sequence[Array | None]) -> Array:
     """Return the result of one element-wise node.
 
-    Args:
-        node: the node.
-        inputs: its inputs, of shapes that broadcast; None for an absent one.
-
-    Returns:
-        The result.
-
-    Raises:
-        KeyError: for an op that is not element-wise.
+    `inputs`: its inputs, of shapes that broadcast; None for an absent one. Raises KeyError for an op that is not
+    element-wise.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(_OPS[node.op_type](node, *inputs))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.verify.digits import expect_digits, expect_parts
+from quantpipe.verify.checked_digits import expect_digits, expect_parts
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.fused import Fused, FusedOperand
 from quantpipe.verify.numbers import EXACT, limits
 from quantpipe.verify.scales import expect_multiplier, expect_same
-from quantpipe.verify.steps import ClaimedNarrowing
+from quantpipe.verify.step_functions import ClaimedNarrowing
 from quantpipe.verify.wraps import name_of, overflow_of
 from quantpipe.verify.written import Reach, Written, expect_claim, narrowing_equal
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 
 from quantpipe.verify.files import Wrong, expect
-from quantpipe.verify.model import Model
 from quantpipe.verify.ops import is_elementwise
+from quantpipe.verify.realized_model import Model
 
 LAST = frozenset({"MatMulInteger", "MatMul"})
 """Products with their channels on the last axis."""
@@ -19,11 +19,7 @@ OTHERWISE = frozenset({"Gather", "QuantizeLinear", "DequantizeLinear"})
 def check_placement(model: Model) -> None:
     """Check that constants with several elements lie along the channels of the product whose result they change.
 
-    Args:
-        model: the realized model, after all of its kernels were checked.
-
-    Raises:
-        Wrong: where one lies along another axis, which may be as long.
+    `model`: the realized model, after all of its kernels were checked.
     """
     behind: dict[str, int] = {}  # axes behind that of the channels, by value
     for node in model.nodes:

@@ -30,14 +30,7 @@ MOST_ELEMENTS = 1 << 18
 def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> None:
     """Check that the nodes of a program make of drawn integers what its steps in plan.json make of them.
 
-    Args:
-        numbers: what plan.json and the certificate say.
-        node: the kernel.
-        result: the value that holds its result.
-        nodes: the model's nodes that it consists of, in any order.
-
-    Raises:
-        Wrong: where an integer is another, or a step leaves its bounds.
+    `nodes`: the model's nodes that it consists of, in any order.
     """
     plan, shapes = numbers.kernels[node], numbers.claims[node].get("program", {}).get("shapes")
     tensors = [read["tensor"] for read in plan["reads"]]

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from quantpipe.verify.files import Folder, array_digest, canonical, data_digest, expect
-from quantpipe.verify.model import Model
+from quantpipe.verify.realized_model import Model
 
 KEYS = ("inputs", "outputs", "opsets", "constants", "functions", "auxiliary_nodes")
 """Keys of certificate.json that versions before them do not write."""
@@ -24,8 +24,7 @@ OF_NODES = ("op_type", "domain", "inputs", "outputs", "attributes")
 def states_real_part(certificate: Mapping[str, Any]) -> bool:
     """Return whether a certificate names nodes in float, inputs and outputs; earlier versions did not.
 
-    Raises:
-        Wrong: for a certificate with some of these keys.
+    Raises Wrong for a certificate with some of these keys.
     """
     missing = [key for key in KEYS if key not in certificate]
     expect(len(missing) in (0, len(KEYS)), "certificate.json", f"it has no {', '.join(missing)}")
@@ -37,13 +36,7 @@ def states_real_part(certificate: Mapping[str, Any]) -> bool:
 def check_real_part(folder: Folder, model: Model, floats: Collection[str]) -> None:
     """Check nodes in float, the constants that they read, inputs and outputs against certificate.json.
 
-    Args:
-        folder: the files.
-        model: the model, after all of its kernels were checked.
-        floats: names of nodes that belong to no kernel.
-
-    Raises:
-        Wrong: where the model has another one.
+    `model`: the model, after all of its kernels were checked.
     """
     graph, certificate = folder.model.graph, folder.certificate
     for key, ports in (("inputs", graph.input), ("outputs", graph.output)):

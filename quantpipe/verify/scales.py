@@ -18,14 +18,7 @@ Array = NDArray[Any]
 def expect_multiplier(numbers: Mapping[str, Any], scale: Array, out: np.float32, where: str) -> None:
     """Check that a `requantize` entry brings sums of one scale to another.
 
-    Args:
-        numbers: the entry of plan.json.
-        scale: the scale of the sums, float64, exact.
-        out: the scale of the result.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where it does not.
+    `scale`: the scale of the sums, float64, exact.
     """
     if numbers["kind"] == "float_multiplier":
         expect_same(numbers["multiplier"], np.asarray(scale, np.float32) / out, where, "multiplier")
@@ -45,13 +38,7 @@ def expect_fixed(numbers: Mapping[str, Any], real: Array, where: str) -> None:
     q31 · 2^(left_shift - 31) must be the fixed-point number nearest to `real`, and `multiplier` (or `ratio`) what that
     stands for.
 
-    Args:
-        numbers: the entry of plan.json.
-        real: the real multipliers, `()` or `[C]`.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where that is not so.
+    `real`: the real multipliers, `()` or `[C]`.
     """
     pairs = fewer_bits([fixed_point(float(v)) for v in np.asarray(real, np.float64).reshape(-1)], numbers)
     for key, found in (("q31", [m for m, _ in pairs]), ("left_shift", [s for _, s in pairs])):
@@ -65,15 +52,6 @@ def expect_shared(numbers: Mapping[str, Any], real: float, count: int, where: st
     """Check the fixed-point multiplier of an average over a whole map.
 
     It is that of one element, shifted left by floor(log2 n) bits, over n, the rest dropped.
-
-    Args:
-        numbers: the entry of plan.json.
-        real: the scale of the input over that of the result.
-        count: how many elements are averaged.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where it is another one.
     """
     q31, shift = fixed_point(real)
     bits = min(math.frexp(count)[1] - 1, 31 + shift)
@@ -111,17 +89,7 @@ def fewer_bits(pairs: list[tuple[int, int]], numbers: Mapping[str, Any]) -> list
 
 
 def expect_same(claimed: Any, found: Any, where: str, what: str) -> None:
-    """Check that numbers are equal to the last bit.
-
-    Args:
-        claimed: the numbers of plan.json.
-        found: the numbers that follow from the rest.
-        where: the kernel, as errors name it.
-        what: the name of the numbers.
-
-    Raises:
-        Wrong: where they are not.
-    """
+    """Check that numbers are equal to the last bit."""
     a, b = (np.asarray(v, np.float64).reshape(-1) for v in (claimed, found))
     same = a.size == b.size and np.array_equal(a, b)
     expect(same, where, f"its {what} is {_shown(a)}, its scales give {_shown(b)}")
@@ -157,12 +125,7 @@ def fits_double(values: Array, most: float) -> bool:
 
     They are if all values are multiples of the smallest last bit, and the sums have at most 53 bits above it.
 
-    Args:
-        values: floats of any shape.
-        most: largest magnitude of a sum.
-
-    Returns:
-        True where nothing is rounded.
+    `values`: floats of any shape.
     """
     lowest = 0
     for value in np.asarray(values, np.float64).reshape(-1):

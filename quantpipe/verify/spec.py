@@ -22,12 +22,7 @@ FAR = 62
 def narrowed(numbers: Mapping[str, Any], acc: Ints) -> Ints:
     """Return what a `requantize` entry of plan.json makes of accumulators `[C or 1, N]`, without the clamp.
 
-    Args:
-        numbers: the entry of plan.json.
-        acc: the accumulators, `[C or 1, N]`.
-
-    Returns:
-        The stored integers, `[C, N]`.
+    `acc`: the accumulators, `[C or 1, N]`. Returns the stored integers, `[C, N]`.
     """
     kind, rounding, zero = numbers["kind"], str(numbers["rounding"]), int(numbers["zero_point"])
     if kind == "shift":
@@ -48,12 +43,7 @@ def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 
     It is rounded once, in the same mode (double rounding: halves away from zero).
 
-    Args:
-        numbers: the entry of plan.json.
-        acc: the accumulators, `[C or 1, N]`.
-
-    Returns:
-        The stored integers, `[C, N]`.
+    `acc`: the accumulators, `[C or 1, N]`. Returns the stored integers, `[C, N]`.
     """
     zero, rounding = int(numbers["zero_point"]), str(numbers["rounding"])
     if numbers["kind"] == "fixed_point":
@@ -75,12 +65,7 @@ def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 def clamp(values: NDArray[Any], bounds: Any) -> Ints:
     """Return integers clamped between a least and a largest one, or those of each channel.
 
-    Args:
-        values: integers, `[C or 1, N]`.
-        bounds: the minimum and maximum integer, a single number or `[C]` each.
-
-    Returns:
-        The integers.
+    `values`: integers, `[C or 1, N]`. `bounds`: the minimum and maximum integer, a single number or `[C]` each.
     """
     low, high = (column(b) if np.ndim(b) else np.int64(b) for b in bounds)
     return np.asarray(np.clip(values, low, high), np.int64)
@@ -94,14 +79,7 @@ def column(values: Any) -> Ints:
 def parts(values: NDArray[np.float64]) -> tuple[Ints, Ints]:
     """Return float32 values as an odd whole number times a power of two.
 
-    Args:
-        values: float32 values of any shape.
-
-    Returns:
-        The integers and the exponents, in the same shape.
-
-    Raises:
-        Wrong: where a value is no finite float32 number.
+    `values`: float32 values of any shape. Raises Wrong where a value is no finite float32 number.
     """
     if not np.all(np.isfinite(values)) or not np.array_equal(values, values.astype(np.float32)):
         raise Wrong("plan.json", "a multiplier is no finite float32 number")
@@ -112,16 +90,7 @@ def parts(values: NDArray[np.float64]) -> tuple[Ints, Ints]:
 
 
 def scaled(value: Ints, exponent: Any, rounding: str) -> Ints:
-    """Return round(value · 2^exponent).
-
-    Args:
-        value: integers of any shape.
-        exponent: exponents that broadcast to them.
-        rounding: how a fraction becomes an integer.
-
-    Returns:
-        The integers.
-    """
+    """Return round(value · 2^exponent)."""
     exponent = np.asarray(exponent, np.int64)
     left, right = np.clip(exponent, 0, 31), np.clip(-exponent, 0, FAR)
     raised = np.clip(value, -(ONE << (FAR - left)), ONE << (FAR - left)) << left  # what is cut is beyond all clamps

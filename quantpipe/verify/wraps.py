@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import limits, storage
 from quantpipe.verify.ops import target
+from quantpipe.verify.realized_model import Model
 
 
 def type_of(accumulator: str) -> np.dtype[Any] | None:
@@ -40,15 +40,7 @@ def wrapped(
 ) -> dict[str, tuple[str, np.dtype[Any]]]:
     """Return the values between some sums and a result that hold what the accumulator leaves of the sums.
 
-    Args:
-        model: the realized model.
-        result: the value behind them.
-        stops: values beyond which nothing is looked for.
-        sources: the sums.
-        accumulator: its name.
-
-    Returns:
-        Value -> (the sum that it is left of, its type); empty where nothing wraps.
+    Returns value -> (the sum that it is left of, its type); empty where nothing wraps.
     """
     kind, found = type_of(accumulator), {}
     for value in model.back(result, stops):

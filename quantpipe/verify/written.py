@@ -17,11 +17,11 @@ from quantpipe.verify import spec
 from quantpipe.verify.chain import is_specified
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.linear import Linear, Sums, held
-from quantpipe.verify.model import Model
 from quantpipe.verify.monotone import expect_rising
 from quantpipe.verify.numbers import ClaimedNumbers, along, checked_weight, limits, reach
 from quantpipe.verify.ops import target
-from quantpipe.verify.steps import ClaimedNarrowing
+from quantpipe.verify.realized_model import Model
+from quantpipe.verify.step_functions import ClaimedNarrowing
 from quantpipe.verify.wraps import type_of, wrapped
 
 Array = NDArray[Any]
@@ -198,20 +198,17 @@ class Written:
             sources = self._wrapped(sources, overflow["accumulator"])
             low, high = (np.array([v], np.int64) for v in limits(overflow["accumulator"]))
         bounds = limits(overflow["accumulator"]) if overflow else None
-        types = {v: f.dtype for v, f in sources.items()}
-        if "requantize" in self.plan:
-            claim = self.numbers.claims[self.node].get("requantize", {})
-            narrowing_equal(
-                self.model,
-                self.result,
-                types,
-                self.plan["requantize"],
-                reach=Reach(low, high, bounds),
-                claim=claim,
-                where=self.node,
-            )
-        else:
-            self._handed_on(types, (low, high), bounds)
+        self._follow({v: f.dtype for v, f in sources.items()}, Reach(low, high, bounds))
+
+    def _follow(self, types: Mapping[str, Any], reached: Reach) -> None:
+        """What follows accumulators narrows them as plan.json states, or passes them on."""
+        if "requantize" not in self.plan:
+            self._handed_on(types, reached)
+            return
+        claim = self.numbers.claims[self.node].get("requantize", {})
+        narrowing_equal(
+            self.model, self.result, types, self.plan["requantize"], reach=reached, claim=claim, where=self.node
+        )
 
     def _wrapped(self, sources: Mapping[str, Linear], accumulator: str) -> dict[str, Linear]:
         """Behind what leaves of them what the accumulator holds."""
@@ -220,11 +217,11 @@ class Written:
         expect(bool(found), self.node, f"nothing wraps its sums in {accumulator}")
         return found
 
-    def _handed_on(self, types: Mapping[str, Any], ends: tuple[Ints, Ints], bounds: tuple[int, int] | None) -> None:
+    def _handed_on(self, types: Mapping[str, Any], reached: Reach) -> None:
         """An accumulator that is passed on is the sum itself, or what its type leaves of it."""
         if set(types) == {self.result}:
             return
-        low, high = (v.reshape(-1, 1) for v in ends)
+        low, high, bounds = reached.low.reshape(-1, 1), reached.high.reshape(-1, 1), reached.bounds
         points = np.concatenate([low, low + 1, low // 2, high // 3, high - 1, high, 0 * low], axis=1)
         if bounds is not None:
             beside = [np.clip(np.full_like(low, b + d), low, high) for b in bounds for d in (-1, 0, 1)]
@@ -258,17 +255,7 @@ def narrowing_equal(
     The accumulators are first saturated to the bounds of `reach`. The result must depart from the exact product as
     claimed.
 
-    Args:
-        model: the realized model.
-        result: the narrowed value.
-        types: accumulators and their NumPy types.
-        numbers: the entry of plan.json.
-        reach: minimum and maximum accumulator, `[C]` each, and the bounds.
-        claim: what the certificate says of departures.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where that is not so.
+    `reach`: minimum and maximum accumulator, `[C]` each, and the bounds.
     """
     bounds = reach.bounds
     low, high = (np.asarray(v, np.int64).reshape(-1) for v in (reach.low, reach.high))
@@ -313,16 +300,6 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
     """Check that the model narrows by the multiplier that plan.json names.
 
     Another one is wrong even if no accumulator that can be reached shows it.
-
-    Args:
-        model: the realized model.
-        result: the narrowed value.
-        sources: the accumulators.
-        numbers: the entry of plan.json.
-        where: the kernel, as errors name it.
-
-    Raises:
-        Wrong: where the model has another multiplier.
     """
     key, dtype = {"fixed_point": ("q31", np.int64), "float_multiplier": ("multiplier", np.float32)}.get(
         numbers["kind"], (None, None)
@@ -340,18 +317,7 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
 
 
 def expect_equal(found: Array, expected: Array, points: Array, where: str, *, channel: int = 0) -> None:
-    """Check that two functions are equal at some points.
-
-    Args:
-        found: what the model gives.
-        expected: what the specification gives.
-        points: the arguments.
-        where: the kernel, as errors name it.
-        channel: the channel of the first row.
-
-    Raises:
-        Wrong: with the first point at which they differ.
-    """
+    """Check that two functions are equal at some points."""
     found, expected, points = np.broadcast_arrays(found, expected, points)
     wrong = np.argwhere(found != expected)
     if len(wrong):

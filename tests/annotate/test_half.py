@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import quantpipe
-from quantpipe.app.forms import refuse_half
+from quantpipe.app.chosen_forms import refuse_half
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
@@ -21,7 +21,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_proto
 from quantpipe.hardware.cost import bops, cycles, peak_activation_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.verify.half import casts_of_floats
+from quantpipe.verify.half_precision import casts_of_floats
 from tests.ops.line import Line, Net, hardware_data, line
 
 SIZE = 3

@@ -13,7 +13,7 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MSE, MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.offered_ranges import RangeOffer, distinct
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.types import ChoiceSpace
 from quantpipe.types.choice_key import ChoiceKind
 from tests.ops.line import Line, Net, line

@@ -12,7 +12,7 @@ import pytest
 import quantpipe
 from quantpipe.data import DigitsDataset
 from quantpipe.errors import DataError
-from quantpipe.verify.half import without_end_casts
+from quantpipe.verify.half_precision import without_end_casts
 from tests.api.nets import QUICK, images, small_net
 from tests.e2e.models import DIGITS
 from tests.graph.half_models import BRAIN, HALF, to_half

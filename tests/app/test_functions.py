@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.app.functions import FOR_DATA, functions_of, load_function
+from quantpipe.app.named_functions import FOR_DATA, functions_of, load_function
 from quantpipe.app.targets import allowed_packages
 from quantpipe.errors import ConfigError
 
@@ -58,7 +58,7 @@ def test_allowed_packages() -> None:
     [
         "quantpipe.app.apply:run",
         "quantpipe.app.main:main",
-        "quantpipe.app.functions:load_function",
+        "quantpipe.app.named_functions:load_function",
         "quantpipe.artifacts.files:write_text",
         "quantpipe.data.sources.digits:_rows",
         "quantpipe.data.sources.digits:digits_arrays.__wrapped__",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import quantpipe
-from quantpipe.app.functions import load_function
 from quantpipe.app.instances import make
+from quantpipe.app.named_functions import load_function
 from quantpipe.app.targets import home_of, load_dotted, refuse_plugins
 from quantpipe.errors import ConfigError
 
@@ -84,7 +84,7 @@ def test_no_path_of_attributes_leads_out() -> None:
     [
         "quantpipe.graph.execute:os.system",
         "quantpipe.graph.execute:os.path.os.system",
-        "quantpipe.app.functions:sys.modules.get",
+        "quantpipe.app.named_functions:sys.modules.get",
         "quantpipe.errors:nearest.__globals__.get",
         "quantpipe.errors:nearest.__class__",
         "quantpipe.errors:QuantpipeError.__subclasses__",
@@ -108,13 +108,13 @@ def test_the_parts_of_quantpipe_that_run_what_they_are_given_are_no_targets(tmp_
     """A chain of own functions: one that loads any function when told that it may, one that calls it."""
     touched = tmp_path / "touched"
     shell = {
-        "_target_": "quantpipe.app.functions.load_function",
+        "_target_": "quantpipe.app.named_functions.load_function",
         "target": "os:system",
         "key": "x",
         "plugins": ["os"],
     }
     chain = {
-        "_target_": "quantpipe.data.functions.called",
+        "_target_": "quantpipe.data.user_functions.called",
         "function": shell,
         "where": "x",
         "key": "x",

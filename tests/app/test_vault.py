@@ -133,7 +133,7 @@ def test_an_address_in_a_file_is_replaced_by_a_reference(tmp_path: Path) -> None
 
 HOSTILE = {
     "callback": "hydra:\n  callbacks:\n    x:\n      _target_: os.system\n      command: touch {file}\n",
-    "own function": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.app.functions.load_function\n",
+    "own function": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.app.named_functions.load_function\n",
     "no callback": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.data.NpzDataset\n",
     "through": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.graph.execute.os.system\n",
     "nested": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.app.sweep.SweepEnd\n      y:\n"

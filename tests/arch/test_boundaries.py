@@ -43,7 +43,7 @@ OP_TABLES = (
     "plan/formulas.py",
     "recover/",
     "train/torch_ops.py",
-    "lint/forms.py",
+    "lint/integer_model_ops.py",
     "verify/",
 )
 """Where op names may stand: the joined tables, the pieces of graph they write or cut, the clean-up, reductions,

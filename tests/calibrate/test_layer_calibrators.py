@@ -14,7 +14,7 @@ from quantpipe.app.thresholds import rules_of
 from quantpipe.calibrate.decided import DecidedEstimator, refuse_as_rule
 from quantpipe.calibrate.estimators import MSE, OutputError, output_error
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import ConfigError
 from quantpipe.extend import ExactGrid, Extension, Layer, LayerDecision, Views
 from quantpipe.graph.execute import Session

@@ -11,7 +11,7 @@ import pytest
 import quantpipe
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import Detail, measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import DataError
 from tests.ops.line import ArraySamples, Net, line
 

@@ -16,7 +16,7 @@ from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.ruled import RuledEstimator, percents_of, ruled
 from quantpipe.calibrate.rules import Role, Rule, Side
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import ConfigError
 from quantpipe.types import ThresholdRuleRow
 from tests.ops.line import Line, Net, line

@@ -8,8 +8,8 @@ import pytest
 from quantpipe.certify import certificate, proof_summary
 from quantpipe.oprules.definitions import ATTRIBUTES
 from quantpipe.report import render_html, summary_table, text
+from quantpipe.verify.checked_tables import FUNCTIONS, expect_table
 from quantpipe.verify.files import Wrong
-from quantpipe.verify.tables import FUNCTIONS, expect_table
 from tests.ops.line import Line, Net, line
 from tests.verify.folders import digits_line
 

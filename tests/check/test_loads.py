@@ -8,11 +8,11 @@ import pytest
 import rich.console
 
 from quantpipe.check import check
-from quantpipe.check.forms import loaded_forms
+from quantpipe.check.exact_forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.c import runner
-from quantpipe.realize.qonnx.form import written
+from quantpipe.realize.qonnx.qonnx_form import written
 from quantpipe.report.compatibility import fit_tables
 from tests.ops.line import CONF, Line, Net, hardware, hardware_data, line
 from tests.realize.executed import run_c

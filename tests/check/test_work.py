@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.check import check
-from quantpipe.check.decisions import decisions
+from quantpipe.check.decision_text import decisions
 from quantpipe.graph.view import Graph, view
 from quantpipe.hardware.cost import COSTS
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates

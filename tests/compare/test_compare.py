@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import quantpipe
-from quantpipe.app.compare import found_runs, jobs_of, write
+from quantpipe.app.compare_command import found_runs, jobs_of, write
 from quantpipe.data import DigitsDataset
 from quantpipe.errors import QuantpipeError
 from quantpipe.pipeline.compare import Found, compare, found_in

@@ -13,7 +13,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from quantpipe.app.configfiles import check_config_files
-from quantpipe.app.device import with_cost
+from quantpipe.app.device_defaults import with_cost
 from quantpipe.app.instances import make
 from quantpipe.app.main import asset, search_path
 from quantpipe.app.settings import GROUPS, shipped_schemas

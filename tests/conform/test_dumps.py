@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantpipe import intmath
-from quantpipe.conform.compare import compare_dump, histogram
+from quantpipe.conform.compare_dump import compare_dump, histogram
 from quantpipe.conform.dump import read_dump
 from quantpipe.conform.vectors import contents, hexed
 from quantpipe.errors import ArtifactError

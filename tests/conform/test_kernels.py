@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantpipe.conform.kernels import RepeatedKernel
 from quantpipe.conform.network import Network, name_of
+from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.types import Device, Program
 from tests.ops.cases import CASES
 from tests.ops.line import Line

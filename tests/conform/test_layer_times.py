@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import quantpipe
-from quantpipe.app.device import with_cost
+from quantpipe.app.device_defaults import with_cost
 from quantpipe.app.explain import settings_of_run
 from quantpipe.conform.layer_times import MeasuredLayer, fit, held_out, read_times, refuse_total, with_figures
 from quantpipe.data import DigitsDataset

@@ -12,7 +12,7 @@ from quantpipe.annotate.conditions import KINDS, AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare
 from quantpipe.graph.execute import Session
 from quantpipe.lowering import render

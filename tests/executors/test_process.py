@@ -12,7 +12,7 @@ import pytest
 
 from quantpipe.errors import ConfigError, HardwareError, WorkerError
 from quantpipe.executors import Process, Serial
-from quantpipe.executors.protocol import IN_FLIGHT
+from quantpipe.executors.executor import IN_FLIGHT
 from quantpipe.search import Objective
 from quantpipe.search.evaluator import ShouldPrune
 from tests.executors.recipes import ToyRecipe, worth

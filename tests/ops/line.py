@@ -26,7 +26,7 @@ from quantpipe.api.model import model_file
 from quantpipe.app import compose
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.execute import Session

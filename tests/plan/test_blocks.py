@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe.errors import ArtifactError, HardwareError
 from quantpipe.hardware.cost import stored_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.plan.blocks import as_weight, in_blocks, rows_of
+from quantpipe.plan.weight_blocks import as_weight, in_blocks, rows_of
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays

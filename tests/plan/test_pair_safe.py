@@ -16,7 +16,7 @@ from quantpipe.check.host import host_warning
 from quantpipe.lint import Severity, lint_model
 from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs, rounded_pairs
 from quantpipe.plan.pair_safe import _Scales
-from quantpipe.plan.pairs import kernel_order, pair_sums, saturates
+from quantpipe.plan.saturating_pairs import kernel_order, pair_sums, saturates
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover

@@ -19,7 +19,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.session_options import REAL_ACTIVATIONS, carried
 from quantpipe.hardware.cost import bops, stored_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.plan.blocks import with_scales
+from quantpipe.plan.weight_blocks import with_scales
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays

@@ -18,7 +18,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.check.compatibility import check as fit
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import pairs_saturate

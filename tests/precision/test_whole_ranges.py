@@ -9,7 +9,7 @@ from quantpipe.annotate.range_choices import ESTIMATED, WHOLE, range_choice, ran
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MSE, MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.types import ChoiceSpace
 from tests.ops.line import Net, line
 

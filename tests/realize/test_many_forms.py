@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 
 import quantpipe
+from quantpipe.app.chosen_forms import forms_of
 from quantpipe.app.compose import option
-from quantpipe.app.forms import forms_of
 from quantpipe.errors import AgreementError, ConfigError
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.c import runner

@@ -21,8 +21,8 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.quantized.restore import runnable
 from quantpipe.lowering import Rendered
 from quantpipe.realize.qonnx import arithmetic
-from quantpipe.realize.qonnx.form import QonnxForm
 from quantpipe.realize.qonnx.nodes import DOMAIN
+from quantpipe.realize.qonnx.qonnx_form import QonnxForm
 from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
 from tests.ops.line import Line, Net, hardware, line

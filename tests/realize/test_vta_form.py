@@ -15,15 +15,15 @@ import numpy as np
 import onnx
 import pytest
 
-from quantpipe.check.forms import loaded_forms
+from quantpipe.check.exact_forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.hardware.cost import node_cycles
 from quantpipe.lowering import Rendered
-from quantpipe.realize.vta.form import CONSTANTS, FILE, STREAM, VtaForm
 from quantpipe.realize.vta.isa import Alu, Instruction, Memory, Op, Uop, decoded, decoded_uops
 from quantpipe.realize.vta.machine import Machine
+from quantpipe.realize.vta.vta_form import CONSTANTS, FILE, STREAM, VtaForm
 from quantpipe.types import FormRow, QuantPlan, Sum
 from tests.ops.cases import CASES
 from tests.ops.line import Line, Net, line, load

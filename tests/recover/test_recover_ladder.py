@@ -11,9 +11,9 @@ import pytest
 from quantpipe.errors import ArtifactError, ConfigError, DataError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, accept_steps
+from quantpipe.recover.named_steps import Walk, layer_options
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.rescale.equalize import Equalization
-from quantpipe.recover.steps import Walk, layer_options
 
 
 def climbed(values: list[Any], before: float = 1.0) -> tuple[State, Any]:

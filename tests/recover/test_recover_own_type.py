@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantpipe.recover import STEPS, overrides_arrays, overrides_from_arrays
-from quantpipe.recover.steps import Walk
+from quantpipe.recover.named_steps import Walk
 from quantpipe.types import DType
 from tests.ops.line import Net, hardware, hardware_data, line
 from tests.recover.test_recover_steps import work_on

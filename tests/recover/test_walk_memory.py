@@ -18,7 +18,7 @@ import numpy as np
 from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.execute import release_memory
 from quantpipe.recover.layer_units import Choosing
 from quantpipe.recover.layer_views import calibrate_layers

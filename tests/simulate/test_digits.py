@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.errors import HardwareError
-from quantpipe.simulate.digits import EXACT, Digits, _splits, digits_for
+from quantpipe.simulate.digit_sums import Digits, _splits, digits_for
 from quantpipe.types import DType, WeightTensor
 
 
@@ -23,14 +24,14 @@ def weight_of(values: np.ndarray, dtype: DType, zero: int | list[int] = 0) -> We
 
 
 def exact_sum(of_data: Digits, of_weight: Digits, x: np.ndarray, w: np.ndarray) -> int:
-    """Σ x·w by digits, each sum of products in float32, where it must stay below EXACT."""
+    """Σ x·w by digits, each sum of products in float32, where it must stay below EXACT_FLOAT32."""
     total = 0
     for i, xj in enumerate(of_data.of(x)):
         for k, wk in enumerate(of_weight.of(w)):
             part = np.float32(0)
             for a, b in zip(xj.astype(np.float32), wk.astype(np.float32), strict=True):
                 part = np.float32(part + a * b)
-                assert abs(float(part)) < EXACT
+                assert abs(float(part)) < EXACT_FLOAT32
             shift = of_data.bits * (of_data.count - 1 - i) + of_weight.bits * (of_weight.count - 1 - k)
             total += int(part) * 2**shift
     return total
@@ -98,7 +99,7 @@ def fewest_products(rows: list[list[int]], peak: int) -> int:
     widths = [(1, 0), *itertools.product(range(2, 7), range(1, 17))]
     peaks = {w: max(abs(d) for d in [*digits_of(peak, *w), 1 << (w[1] - 1) if w[1] else 0]) for w in widths}
     reaches = {w: reach(*w) for w in widths}
-    return min(d[0] * w[0] for d, w in itertools.product(widths, widths) if peaks[d] * reaches[w] < EXACT)
+    return min(d[0] * w[0] for d, w in itertools.product(widths, widths) if peaks[d] * reaches[w] < EXACT_FLOAT32)
 
 
 @pytest.mark.sliced(8)

@@ -27,7 +27,7 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
 from quantpipe.pipeline.tables import table_rows
-from quantpipe.plan.tables import real_rows, row_table
+from quantpipe.plan.table_numbers import real_rows, row_table
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.report.text import tables as told

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quantpipe.app.forms import forms_of
+from quantpipe.app.chosen_forms import forms_of
 from quantpipe.errors import ArtifactError, HardwareError, QuantpipeError
 from quantpipe.graph.load import load_graph
 from quantpipe.types import QuantPlan

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe import intmath
-from quantpipe.certify.steps import departures
+from quantpipe.certify.counted_departures import departures
 from quantpipe.types import FixedPoint, FixedRounding, Requantize, RequantizeKind, Rounding
 from quantpipe.verify import spec
-from quantpipe.verify.steps import ClaimedNarrowing
+from quantpipe.verify.step_functions import ClaimedNarrowing
 
 ROUNDINGS = ("half_even", "half_up", "half_away", "floor")
 

@@ -13,7 +13,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.verify import verify_folder
-from quantpipe.verify.digits import expect_digits
+from quantpipe.verify.checked_digits import expect_digits
 from quantpipe.verify.files import Wrong
 from tests.verify.folders import (
     FORMS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quantpipe.verify.checked_tables import expect_table
 from quantpipe.verify.files import Wrong
-from quantpipe.verify.tables import expect_table
 
 STEP = np.float32(1 / 65535)
 

@@ -5,7 +5,7 @@ Hydra instantiates them from conf/threshold/NAME.yaml (`activations._target_`). 
 """
 
 from quantpipe.calibrate.estimators.kl import KL
-from quantpipe.calibrate.estimators.legal import Estimator, legal_range
+from quantpipe.calibrate.estimators.legal import Estimator
 from quantpipe.calibrate.estimators.max_range import MaxRange
 from quantpipe.calibrate.estimators.mean_range import MeanRange
 from quantpipe.calibrate.estimators.moving_average import MovingAverage
@@ -27,5 +27,4 @@ __all__ = [
     "Power2Range",
     "Searched",
     "clip_percents",
-    "legal_range",
 ]

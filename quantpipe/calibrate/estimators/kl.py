@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.calibrate.estimators.legal import legal_range, one_sided
 from quantpipe.calibrate.histogram import magnitudes
 from quantpipe.errors import ConfigError
@@ -24,8 +25,6 @@ _LARGEST_SHARE = 0.05
 
 _TERMS = 9
 """Terms of that expansion: the next one is below 0.05^9 / 72 = 3e-14 of a count."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.calibrate.estimators.legal import legal_range, mirrored
 from quantpipe.calibrate.histogram import borders
 from quantpipe.errors import ConfigError
 from quantpipe.intmath import nearest_step, scales_zero_points, signed_storage
 from quantpipe.types import PowerOfTwo, Range, TensorSchema, TensorStats
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import numpy as np
 from quantpipe.errors import ArtifactError
 from quantpipe.types import Profile, TensorStats
 
+NO_HASH = "the file carries no hash of a model, so only the tensor names show that it fits"
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:

@@ -13,8 +13,7 @@ import math
 import struct
 from typing import Any
 
-from quantpipe.calibrate.importers.entries import Entries, extremes
-from quantpipe.calibrate.importers.tensorrt import NO_HASH
+from quantpipe.calibrate.importers.entries import NO_HASH, Entries, extremes
 from quantpipe.errors import ArtifactError
 
 ONE_VALUE = (

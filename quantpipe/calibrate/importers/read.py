@@ -6,9 +6,8 @@ from pathlib import Path
 
 from quantpipe.artifacts import read_npz, read_text
 from quantpipe.calibrate.importers.entries import Entries
-from quantpipe.calibrate.importers.glow import is_glow, read_glow
+from quantpipe.calibrate.importers.older_tables import is_glow, is_tensorrt, read_glow, read_tensorrt
 from quantpipe.calibrate.importers.ort import is_text_table, read_flatbuffers, read_json_table, read_text_table
-from quantpipe.calibrate.importers.tensorrt import is_tensorrt, read_tensorrt
 from quantpipe.calibrate.profile import profile_from_arrays
 from quantpipe.calibrate.yaml_profile import profile_from_yaml
 from quantpipe.errors import ArtifactError

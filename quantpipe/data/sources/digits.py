@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.divide import DEFAULT_SHARE, ROLES, TRAIN, SamplePart, set_aside
-from quantpipe.data.options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import Source
 from quantpipe.data.sources.memory import MemorySource
+from quantpipe.data.split_options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.splits import Handling, Splits, build
 from quantpipe.types import TensorInfo
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.divide import ROLES, SamplePart
-from quantpipe.data.options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sources.digits import digits_arrays, digits_parts
 from quantpipe.data.sources.memory import MemorySource
+from quantpipe.data.split_options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.splits import Handling, Splits, build
 from quantpipe.types import Objects, TensorInfo
 

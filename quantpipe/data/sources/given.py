@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.divide import WHOLE
-from quantpipe.data.functions import arrays_of
 from quantpipe.data.labels import as_groups, as_labels
-from quantpipe.data.options import SplitOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays
 from quantpipe.data.sources.iterable import IterableSource
+from quantpipe.data.split_options import SplitOptions
 from quantpipe.data.splits import Splits
+from quantpipe.data.user_functions import arrays_of
 from quantpipe.errors import DataError
 from quantpipe.types import TensorInfo
 

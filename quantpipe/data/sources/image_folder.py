@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows
 from quantpipe.data.sources.folder import FILE_OF_GROUPS, ClassFolder, classes_of
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
 from quantpipe.errors import DataError, brief
 from quantpipe.types import TensorInfo

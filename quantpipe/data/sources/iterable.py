@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from quantpipe.data.divide import ROLES, WHOLE
 from quantpipe.data.duplicates import UNKNOWN, fingerprints
-from quantpipe.data.functions import arrays_of, called, checked_function, name_of
 from quantpipe.data.labels import as_groups
-from quantpipe.data.options import SplitOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.source import Hasher, Rows, hash_arrays
+from quantpipe.data.split_options import SplitOptions
 from quantpipe.data.splits import DEFAULT_SAMPLES, Splits
+from quantpipe.data.user_functions import arrays_of, called, checked_function, name_of
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 

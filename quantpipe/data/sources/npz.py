@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.labels import as_groups, as_labels
-from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout, one_of
 from quantpipe.data.source import SINGLE, Hasher, Rows
 from quantpipe.data.sources.arrays import ArrayFile, member_names
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.types import TensorInfo

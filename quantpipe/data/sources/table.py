@@ -16,10 +16,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows
 from quantpipe.data.sources.tablefile import TableFile
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError, StorageError, nearest
 from quantpipe.types import TensorInfo

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.functions import arrays_of, called, checked_function
-from quantpipe.data.options import FileOptions
-from quantpipe.data.preprocess import Preprocess, SourceLayout
+from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.sample_store import SampleCache, SampleStore
-from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
+from quantpipe.data.source import Hasher, Rows, hash_arrays
 from quantpipe.data.sources.table import LABEL, integers, texts_of
 from quantpipe.data.sources.tablefile import SUFFIXES, TableFile
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
+from quantpipe.data.user_functions import arrays_of, called, checked_function, fields_of, rows_of
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 
@@ -92,7 +93,7 @@ class TextSource:
         else:
             self._read_lines(path)
         self._arrays = SampleCache(self._tokenized)
-        self.fields = self._find_fields()
+        self.fields = fields_of(partial(self._arrays, index) for index in range(len(self)))
 
     def _read_table(self, path: Path, column: str, label: str | None, classes: Sequence[str] | None) -> None:
         file = TableFile(path)
@@ -127,18 +128,6 @@ class TextSource:
     def _text(self, index: int) -> str:
         return bytes(self._texts.read(index)["text"]).decode()
 
-    def _find_fields(self) -> Mapping[str, SourceLayout]:
-        """Find the tokenizer's fields, by the first text that it takes."""
-        first: DataError | None = None
-        for index in range(len(self)):
-            try:
-                return dict.fromkeys(self._arrays(index), SourceLayout.AS_IS)
-            except DataError as error:
-                first = first or error
-        if first is not None:
-            raise first
-        return {SINGLE: SourceLayout.AS_IS}
-
     def _tokenized(self, index: int) -> dict[str, NDArray[Any]]:
         where = self.name(index)
         return self._lengths.apply(arrays_of(called(self._tokenizer, where, KEY, self._text(index)), where))
@@ -155,15 +144,7 @@ class TextSource:
 
         Raises DataError where its fields differ from the fields of the first text.
         """
-        found = [self._arrays(int(index)) for index in indices]
-        for index, arrays in zip(indices, found, strict=True):
-            if set(arrays) != set(self.fields):
-                raise DataError(
-                    f"{KEY} gives {', '.join(arrays)} here, but {', '.join(self.fields)} for the first text.",
-                    stage="data",
-                    where=self.name(int(index)),
-                )
-        return {name: [arrays[name] for arrays in found] for name in self.fields}
+        return rows_of(self, self._arrays, indices, KEY, "text")
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         """Include the arrays of these texts in a digest."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.functions import arrays_of, called
-from quantpipe.data.options import FileOptions
-from quantpipe.data.preprocess import Preprocess, SourceLayout
+from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.sample_store import SampleCache
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
 from quantpipe.data.sources.folder import FILE_OF_GROUPS, ClassFolder, classes_of
+from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
+from quantpipe.data.user_functions import arrays_of, called, fields_of, rows_of
 from quantpipe.errors import ConfigError, DataError, brief
 from quantpipe.types import TensorInfo
 
@@ -127,7 +128,8 @@ class SoundSource:
         self.sequences = self._file_of.astype(np.int64) if waveform.frame is not None else None
         self._latest: tuple[Path, NDArray[np.float32], int] | None = None
         self._made = SampleCache(self._features) if feature is not None else None
-        self.fields = self._find_fields()
+        asked = range(len(self)) if self._made is not None else ()
+        self.fields = fields_of(partial(self._sample, index) for index in asked)
 
     def _first_rate(self, waveform: Waveform) -> Waveform:
         """Return the first recording's sample rate, which all must share if no rate is given."""
@@ -151,18 +153,6 @@ class SoundSource:
             return 1  # one sample that cannot be read: named, or skipped, where it is used
         return self._waveform.frames(int(info.frames), int(info.samplerate))
 
-    def _find_fields(self) -> Mapping[str, SourceLayout]:
-        """Find the feature function's fields, by the first recording that it takes."""
-        first: DataError | None = None
-        for index in range(len(self)) if self._made is not None else ():
-            try:
-                return dict.fromkeys(self._sample(index), SourceLayout.AS_IS)
-            except DataError as error:
-                first = first or error
-        if first is not None:
-            raise first
-        return {SINGLE: SourceLayout.AS_IS}
-
     def __len__(self) -> int:
         return len(self._file_of)
 
@@ -176,15 +166,7 @@ class SoundSource:
 
         Raises DataError where the fields of the feature function differ from the fields of the first recording.
         """
-        found = [self._sample(int(index)) for index in indices]
-        for index, arrays in zip(indices, found, strict=True):
-            if set(arrays) != set(self.fields):
-                raise DataError(
-                    f"{KEY} gives {', '.join(arrays)} here, but {', '.join(self.fields)} for the first recording.",
-                    stage="data",
-                    where=self.name(int(index)),
-                )
-        return {name: [arrays[name] for arrays in found] for name in self.fields}
+        return rows_of(self, self._sample, indices, KEY, "recording")
 
     def _sample(self, index: int) -> Mapping[str, NDArray[Any]]:
         return {SINGLE: self._wave(index)[0]} if self._made is None else self._made(index)

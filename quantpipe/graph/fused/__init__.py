@@ -4,5 +4,3 @@ onnxruntime's optimizer writes such ops into the files that it saves, and its mo
 """
 
 from quantpipe.graph.fused.written_out import FUSED, fused_written_out, refuse_undefined
-
-__all__ = ["FUSED", "fused_written_out", "refuse_undefined"]

@@ -3,6 +3,4 @@
 from quantpipe.graph.quantized.behind import Behind, behind
 from quantpipe.graph.quantized.locate import flat_view
 from quantpipe.graph.quantized.real_softmax import with_real_softmax
-from quantpipe.graph.quantized.restore import is_quantized, restore, runnable
-
-__all__ = ["Behind", "behind", "flat_view", "is_quantized", "restore", "runnable", "with_real_softmax"]
+from quantpipe.graph.quantized.restore import restore, runnable

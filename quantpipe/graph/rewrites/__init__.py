@@ -65,15 +65,3 @@ REWRITES: tuple[Rewrite, ...] = (
     weights_outside,
     batch_norm_to_conv,
 )
-
-__all__ = [
-    "BRANCHES",
-    "DECLARED",
-    "FUNCTIONS",
-    "FUNCTIONS_OPSET",
-    "NORMS",
-    "NORMS_OPSET",
-    "NUMBERS",
-    "REWRITES",
-    "Rewrite",
-]

@@ -18,9 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.rewrites.tools import constant, is_op, new_constant
-
-Array = NDArray[Any]
 
 SENTINEL = np.float32(-1e30)
 """So far below all scores that several of them may be added, and none is infinite."""

@@ -11,11 +11,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.rewrites.tools import constant, is_op, new_constant, new_node, take_place
-
-EXACT = 1 << 24
-"""Whole numbers up to it are exact in float32."""
 
 
 def whole_number_convolutions(model: ir.Model) -> ir.Model:
@@ -46,7 +44,7 @@ def _weights_of(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]
     of_data, of_weight = (np.float32(0 if g is None else g.reshape(())) for g in given)
     centred = held.astype(np.float32) - of_weight
     farthest = 255 + abs(int(of_data))  # no int8 or uint8 is farther from its zero point
-    if float(np.abs(centred).reshape(len(centred), -1).sum(axis=1).max(initial=0)) * farthest >= EXACT:
+    if float(np.abs(centred).reshape(len(centred), -1).sum(axis=1).max(initial=0)) * farthest >= EXACT_FLOAT32:
         return None
     return centred, np.asarray(of_data)
 

@@ -1,5 +1,3 @@
 """Functions of rows as integer programs: one module per function, joined by op and kind in `table.py`."""
 
 from quantpipe.plan.programs.table import PROGRAMS, plan_program
-
-__all__ = ["PROGRAMS", "plan_program"]

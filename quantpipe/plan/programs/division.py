@@ -23,15 +23,6 @@ def quotient(writer: ProgramWriter, a: Quantizer, b: Quantizer, out: Quantizer) 
     """Write a / b as an accumulator.
 
     A divisor that is stored as 0 counts as one step above 0, so that the result saturates as the real one would.
-
-    Args:
-        writer: the program in the making.
-        a: how the dividend is stored.
-        b: how the divisor is stored.
-        out: how the result is stored.
-
-    Returns:
-        The quotient, and the real units of one of its steps.
     """
     x, y = writer.operand(0), writer.operand(1)
     ratio = float(a.scale) / float(b.scale)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
-
-Ints = NDArray[np.int64]
+from quantpipe.arrays import Ints
 
 INTEGER_BITS = 5
 """Bits before the point of TFLite's scaled differences (Q5.26)."""
@@ -33,12 +31,7 @@ def tflite_exponentials(scale: float, span: int) -> Ints:
     Differences are brought to Q5.26 by a multiplier above 1 (PreprocessSoftmaxScaling) and go through gemmlowp's
     exp_on_negative_values; those below -(2^5 - 1), the diff_min of SoftmaxParams, give 0.
 
-    Args:
-        scale: the scale of the input, times the op's beta.
-        span: the largest difference of two integers.
-
-    Returns:
-        The exponentials, `[span + 1]`.
+    `scale`: the scale of the input, times the op's beta. Returns the exponentials, `[span + 1]`.
     """
     raised = scale * 2.0 ** (31 - INTEGER_BITS)
     if raised >= 2.0**30:  # a shift of 31 and diff_min 0: whatever the multiplier is, the greatest alone counts
@@ -78,13 +71,7 @@ def _exp_between(value: Ints) -> Ints:
 def table_exponentials(scale: float, span: int, bits: int) -> Ints:
     """Return rint(exp(d·scale)·2^bits) for d = -span … 0: the entries of a table in memory.
 
-    Args:
-        scale: the scale of the input.
-        span: the largest difference of two integers.
-        bits: binary digits of the entries.
-
-    Returns:
-        The exponentials, `[span + 1]`.
+    Returns the exponentials, `[span + 1]`.
     """
     differences = np.arange(-span, 1, dtype=np.float64)
     return intmath.round_real(np.exp(differences * scale) * 2.0**bits).astype(np.int64)
@@ -96,12 +83,7 @@ FINE_BITS = 10
 def finer(scale: float, values: Ints) -> tuple[float, Ints]:
     """Return integers shifted left until their scale is below 2^-10, so that ln 2 and 1 are many steps.
 
-    Args:
-        scale: the scale of the numbers; one that is below 2^-10 stays.
-        values: integers, any shape.
-
-    Returns:
-        The scale then, and the numbers in the same shape.
+    `scale`: the scale of the numbers; one that is below 2^-10 stays. `values`: integers, any shape.
     """
     left = max(0, math.frexp(scale)[1] + FINE_BITS)
     return math.ldexp(scale, -left), values << left
@@ -116,12 +98,7 @@ def shift_exponentials(scale: float, differences: Ints) -> Ints:
 
     exp(x) = 2^(x·log2 e) with log2 e = 1 + 1/2 - 1/16 by shifts; of 2^-(q + r/x0), the fraction is the line 1 - r/2.
 
-    Args:
-        scale: the scale of the differences.
-        differences: integers at most 0, any shape.
-
-    Returns:
-        The exponentials, in the same shape.
+    `differences`: integers at most 0, any shape.
     """
     scale, differences = finer(scale, differences)
     x = differences + (differences >> 1) - (differences >> 4)
@@ -142,12 +119,7 @@ def polynomial_exponentials(scale: float, differences: Ints) -> Ints:
 
     x = -ln 2 · z + p with integers z and p; exp(x) = (a·p² + b·p + c) >> z.
 
-    Args:
-        scale: the scale of the differences.
-        differences: integers at most 0, any shape.
-
-    Returns:
-        The exponentials, in the same shape, in steps that are the same for all.
+    `differences`: integers at most 0, any shape.
     """
     a, b, c = POLYNOMIAL
     scale, differences = finer(scale, differences)

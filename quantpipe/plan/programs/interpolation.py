@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Ints
 from quantpipe.oprules.lookup import FunctionOf
 from quantpipe.types import DType, Quantizer, Rounding
 
-Ints = NDArray[np.int64]
 Function = Callable[[NDArray[Any]], NDArray[Any]]
 Real = float | np.float32
 STEPS = 512
@@ -30,15 +30,8 @@ def entries(function: Function, least: Real, greatest: Real, factor: Real, *, bo
     Half the error that the line makes in the middle of a piece is taken off its first entry, so that the error is
     shared by both. All is computed in the float type of `least`, `largest` and `factor`.
 
-    Args:
-        function: the function of arrays.
-        least: the real value of the code -2^15.
-        greatest: that of 2^15 - 1.
-        factor: stored integers per unit of the result.
-        bounds: the minimum and maximum entry, from the result's zero point.
-
-    Returns:
-        The entries, `[513]`.
+    `least`: the real value of the code -2^15. `greatest`: that of 2^15 - 1. `bounds`: the minimum and maximum entry,
+    from the result's zero point. Returns the entries, `[513]`.
     """
     kind = np.result_type(least, np.float32) if isinstance(least, np.float32) else np.dtype(np.float64)
     step = (greatest - least) / kind.type(STEPS)
@@ -55,12 +48,7 @@ def entries(function: Function, least: Real, greatest: Real, factor: Real, *, bo
 def between(codes: Ints, table: Ints) -> Ints:
     """Return what a table gives for 16-bit codes.
 
-    Args:
-        codes: integers in [-2^15, 2^15), any shape.
-        table: the entries, `[513]`.
-
-    Returns:
-        The results, in the shape of `codes`.
+    `codes`: integers in [-2^15, 2^15), any shape. `table`: the entries, `[513]`.
     """
     index, offset = STEPS // 2 + (codes >> 7), codes & 127
     return np.asarray(table[index] + (((table[index + 1] - table[index]) * offset + 64) >> 7), np.int64)
@@ -69,13 +57,8 @@ def between(codes: Ints, table: Ints) -> Ints:
 def interpolated_table(function: FunctionOf, data: Quantizer, out: Quantizer) -> Ints:
     """Return the stored results of a function of one value for all 16-bit codes.
 
-    Args:
-        function: the float function of a node.
-        data: how the input is stored, 16 bits.
-        out: how the result is stored, 16 bits.
-
-    Returns:
-        `[rows, 65536]`, not yet bounded by swallowed clamps.
+    `function`: the float function of a node. `data`: how the input is stored, 16 bits. `out`: how the result is stored,
+    16 bits. Returns `[rows, 65536]`, not yet bounded by swallowed clamps.
     """
     codes = np.arange(DType.INT16.qmin, DType.INT16.qmax + 1, dtype=np.int64)
     shift = data.dtype.qmin - DType.INT16.qmin

@@ -23,17 +23,7 @@ EXPONENTIAL_BITS = 16
 def log_softmax(
     writer: ProgramWriter, data: Quantizer, axes: tuple[int, ...], *, count: int
 ) -> tuple[ProgramValue, float]:
-    """Write LogSoftmax as an accumulator.
-
-    Args:
-        writer: the program in the making.
-        data: how the input is stored.
-        axes: the axis of a row.
-        count: elements of a row.
-
-    Returns:
-        The accumulator, and the real units of one of its steps.
-    """
+    """Write LogSoftmax as an accumulator."""
     index, span = below_greatest(writer, axes)
     scale = float(data.scale)
     exponentials = ex.table_exponentials(scale, span, EXPONENTIAL_BITS)

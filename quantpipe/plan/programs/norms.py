@@ -43,14 +43,7 @@ def normalized(
 ) -> tuple[ProgramValue, float]:
     """Write a normalization up to its gain and offset, as an accumulator.
 
-    Args:
-        writer: the program in the making.
-        data: how the input is stored.
-        what: the normalization.
-        finest: the smallest step that the device can narrow to the result's, in real units.
-
-    Returns:
-        The accumulator, and the real units of one of its steps.
+    `finest`: the smallest step that the device can narrow to the result's, in real units.
     """
     value, fraction = _unit(writer, data, what)
     affine = _affine(what, fraction, finest)

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Ints
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs import interpolation
 from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
 from quantpipe.plan.requantize import exponent_of
 from quantpipe.types import FixedRounding, Quantizer, Rounding
-
-Ints = NDArray[np.int64]
 
 EXPONENTIAL_BITS = 16
 """Bits of an exponential that a division by their sum begins with."""
@@ -33,15 +32,7 @@ def tflite_softmax(
 ) -> ProgramValue:
     """Write Softmax as TFLite and CMSIS-NN do: of 8 bits by Q0.31 exponentials, of 16 bits by two tables.
 
-    Args:
-        writer: the program in the making.
-        data: how the input is stored.
-        out: how the result is stored; its scale is 2^-bits (2^-15 of signed 16 bits from 16 bits).
-        axes: the axis of a row.
-        count: elements of a row.
-
-    Returns:
-        The stored integers.
+    `out`: how the result is stored; its scale is 2^-bits (2^-15 of signed 16 bits from 16 bits).
     """
     if data.dtype.bits > 8:
         return _long_softmax(writer, data, out, axes, count=count)
@@ -74,16 +65,8 @@ def divided_softmax(
 
     So do I-ViT's Shiftmax and I-BERT's i-softmax; they differ in their exponentials, and drop what is behind the point.
 
-    Args:
-        writer: the program in the making.
-        out: how the result is stored; its scale is 2^-b.
-        entries: the exponentials for a span of differences, `[span + 1]`.
-        axes: the axis of a row.
-        count: elements of a row.
-        rounding: of the last shift.
-
-    Returns:
-        The stored integers.
+    `out`: how the result is stored; its scale is 2^-b. `entries`: the exponentials for a span of differences,
+    `[span + 1]`.
     """
     index, span = below_greatest(writer, axes)
     exponentials = entries(span)
@@ -100,15 +83,7 @@ def divided_softmax(
 
 
 def below_greatest(writer: ProgramWriter, axes: tuple[int, ...]) -> tuple[ProgramValue, int]:
-    """Write how far each element lies below the largest of its row, counted from the farthest: 0 … span.
-
-    Args:
-        writer: the program in the making.
-        axes: the axis of a row.
-
-    Returns:
-        The index into a table of exponentials, and its largest value.
-    """
+    """Write how far each element lies below the largest of its row, counted from the farthest: 0 … span."""
     x = writer.operand()
     span = x.high - x.low
     difference = writer.sub(x, writer.max_over(x, axes))
@@ -173,13 +148,7 @@ def long_exponentials(scale: float, span: int, rounding: FixedRounding = FixedRo
 
     Differences are brought to 10 / 65535 and looked up in a table over [-10, 0].
 
-    Args:
-        scale: the scale of the input, times the op's beta.
-        span: the largest difference of two integers.
-        rounding: how often a fixed-point product is rounded.
-
-    Returns:
-        The exponentials, `[span + 1]`.
+    `scale`: the scale of the input, times the op's beta. Returns the exponentials, `[span + 1]`.
     """
     multiplier, shift = intmath.quantize_multipliers(np.asarray(scale / (10.0 / 65535.0)))
     differences = np.arange(-span, 1, dtype=np.int64)

@@ -9,13 +9,13 @@ from functools import partial
 
 import numpy as np
 
+from quantpipe.arrays import Ints
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.oprules.rows import is_mean, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.division import quotient
-from quantpipe.plan.programs.exponentials import Ints
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
@@ -34,8 +34,7 @@ Maker = Callable[[PlanBuilder, Kernel, ProgramWriter], Made]
 def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     """Plan a function of rows as the device forms it.
 
-    Raises:
-        HardwareError: where the result would be passed on as an accumulator, or a value could leave its type.
+    Raises HardwareError where the result would be passed on as an accumulator, or a value could leave its type.
     """
     kind = builder.function(kernel) or rule.kinds[0]
     if kernel.form is Form.RAW or any(o.form is not Form.QUANTIZED for o in kernel.operands):

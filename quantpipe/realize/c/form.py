@@ -14,12 +14,13 @@ from pathlib import Path
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import Family
-from quantpipe.realize.c import elementwise, moves, rows, sums
+from quantpipe.realize.c import elementwise, moves, sums
+from quantpipe.realize.c import row_programs as rows
+from quantpipe.realize.c.c_buffers import CWalk, Write
 from quantpipe.realize.c.memory import place
 from quantpipe.realize.c.program import float_api, howto, main
 from quantpipe.realize.c.runner import CRunner, compiler, missing_compiler
 from quantpipe.realize.c.source import comment
-from quantpipe.realize.c.walk import CWalk, Write
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance
 from quantpipe.types import QuantPlan, Topology

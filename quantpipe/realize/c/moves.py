@@ -14,17 +14,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Node
+from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.elementwise import window_loops
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.nest import broadcast_strides, collapsed, index, loops, regular, strides_of
-from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import DType, Form, Kernel
-
-FLOAT_HOLDS = 1 << 24
-"""Places up to which float32 tells them apart."""
 
 
 def move(walk: CWalk, node: Node, kernel: Kernel) -> None:
@@ -133,7 +131,7 @@ def _behind(sizes: list[int], axis: int) -> int:
 def _places(walk: CWalk, node: Node, data: dict[int, Buffer]) -> NDArray[np.int64]:
     """Return the source of each result element: 1 + its index among all operands in a row; 0 is padding."""
     total = 1 + sum(b.count for b in data.values())
-    kind = ir.DataType.FLOAT if total < FLOAT_HOLDS else ir.DataType.DOUBLE
+    kind = ir.DataType.FLOAT if total < EXACT_FLOAT32 else ir.DataType.DOUBLE
     builder = GraphBuilder("places", walk.graph.opset, 9)
     feeds: dict[str, NDArray[Any]] = {}
     inputs: list[ir.Value | None] = []

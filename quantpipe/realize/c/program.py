@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.nest import axis_strides, collapsed, index, loops, strides_of
-from quantpipe.realize.c.walk import CWalk
 from quantpipe.realize.ship_samples import RAW, stored
 from quantpipe.types import Form
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
+from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.program import entering
-from quantpipe.realize.c.walk import CWalk
 from quantpipe.realize.protocol import Feeds
 
 NAMES = ("cc", "gcc", "clang")

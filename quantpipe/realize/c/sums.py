@@ -8,10 +8,10 @@ import numpy as np
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
+from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import ctype
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel
 from quantpipe.realize.c.nest import broadcast_strides, strides_of
-from quantpipe.realize.c.walk import CWalk
 from quantpipe.types import Accumulate, Contract, DType, Kernel
 
 TILE = 256

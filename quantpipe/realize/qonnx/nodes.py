@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import along
 from quantpipe.graph.build import GraphBuilder
-from quantpipe.lowering import fragments as fr
 from quantpipe.realize.qonnx.arithmetic import NEAREST, QonnxNarrowing
 from quantpipe.types import Quantizer, Rounding, WeightTensor
 
@@ -124,5 +124,4 @@ class Nodes:
 
 
 def _shaped(values: NDArray[Any], weight: WeightTensor, rank: int) -> NDArray[Any]:
-    shaped = values if weight.axis is None or values.ndim == 0 else fr.along_axis(values, weight.axis, rank)
-    return np.asarray(shaped, np.float32)
+    return np.asarray(along(values, weight.axis, rank), np.float32)

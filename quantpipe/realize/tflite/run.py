@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError, brief
 from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.layout import Order
 from quantpipe.realize.tflite.write import METADATA
 
-Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 LATENCY_RUNS = 30
 LATENCY_SECONDS = 1.0

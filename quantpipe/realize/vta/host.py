@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph, Node
 from quantpipe.types import Form, Kernel, Move, QuantPlan, Rounding, Topology
-
-Array = NDArray[Any]
 
 
 class Host:

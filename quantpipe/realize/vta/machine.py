@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError
 from quantpipe.realize.vta.isa import (
     ACCUMULATORS,
@@ -24,7 +25,6 @@ from quantpipe.realize.vta.isa import (
     Op,
 )
 
-Array = NDArray[Any]
 QUEUES = ("load", "compute", "store")
 
 

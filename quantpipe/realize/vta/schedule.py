@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from quantpipe.realize.vta.isa import ACCUMULATORS, BLOCK, INPUTS, WEIGHTS, Alu, Instruction, Memory, Uop
-from quantpipe.realize.vta.layers import VtaLayer, VtaTerm
-from quantpipe.realize.vta.program import Image, VtaProgram
 from quantpipe.realize.vta.tiling import TilePlace, accumulators, patch_of, places, runs, size_of_tile
+from quantpipe.realize.vta.vta_layers import VtaLayer, VtaTerm
+from quantpipe.realize.vta.vta_program import Image, VtaProgram
 from quantpipe.types import DType, Requantize, Rounding
 
 PADS = ("y_pad_0", "y_pad_1", "x_pad_0", "x_pad_1")

@@ -8,7 +8,7 @@ from math import prod
 
 from quantpipe.errors import HardwareError
 from quantpipe.realize.vta.isa import ACCUMULATORS, INPUTS, MOST_PAD, WEIGHTS
-from quantpipe.realize.vta.layers import FORM, Map, VtaLayer, VtaTerm
+from quantpipe.realize.vta.vta_layers import FORM, Map, VtaLayer, VtaTerm
 
 FACTOR = (1 << 11) - 1
 """The greatest stride of a loop."""

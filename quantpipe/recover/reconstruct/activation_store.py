@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from quantpipe.arrays import Array
+
 Key = tuple[str, int]
 
 
@@ -48,13 +48,7 @@ class ActivationStore:
         self._file.close()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
-        """Keep the array of one tensor and batch, in the place of another one.
-
-        Args:
-            tensor: the tensor.
-            batch: the number of the batch.
-            array: its values.
-        """
+        """Keep the array of one tensor and batch, in the place of another one."""
         key, array = (tensor, batch), np.asarray(array, order="C")
         with self._lock:
             self._forget(key)
@@ -88,12 +82,7 @@ class ActivationStore:
     def drop(self, tensors: Iterable[str], batch: int | None = None) -> int:
         """Forget tensors that nobody reads any more, of one batch or of all.
 
-        Args:
-            tensors: the tensors.
-            batch: the number of the batch; None for all.
-
-        Returns:
-            The bytes of memory that this frees.
+        `batch`: the number of the batch; None for all.
         """
         names, before = set(tensors), self._used
         with self._lock:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.artifacts import Origin, damage, read_npz, read_origin, write_npz
-from quantpipe.errors import ArtifactError, DamagedError
+from quantpipe.artifacts import Origin, damage, read_kept, read_origin, write_npz
+from quantpipe.errors import DamagedError
 from quantpipe.types import QuantPlan
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -61,16 +61,7 @@ class LayerCheckpoint:
 
     def read(self, key: str) -> Arrays | None:
         """Return the arrays of a finished layer, or None where there is no valid file."""
-        path = self._path(key)
-        if not path.is_file():
-            return None
-        try:
-            return read_npz(path, self.origin)
-        except DamagedError as error:
-            self.damaged(error)
-            return None
-        except ArtifactError:
-            return None
+        return read_kept(self._path(key), self.origin, self.damaged)
 
     def write(self, key: str, layer: Arrays) -> None:
         """Write the arrays of a finished layer to its file."""

@@ -48,17 +48,7 @@ def float_moments(
     As many layers are measured in one pass of the float model as fit `memory_mb`; what is sampled does not depend on
     it. The moments stay in memory: G·K² float64, per weight.
 
-    Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        samples: what the model runs on.
-        rows: most rows that are sampled for a weight over all samples.
-        memory_mb: what one pass may take.
-        seed: the seed of the sampling.
-        progress: is told how far the passes are.
-
-    Returns:
-        Weight tensor -> its moments.
+    Returns weight tensor -> its moments.
     """
     users = first_users(topology, graph)
     number = {weight: i for i, weight in enumerate(users)}

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session, concurrency, release_memory
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
@@ -25,7 +26,6 @@ from quantpipe.recover.reconstruct.segments import Segment
 from quantpipe.simulate.simulator import bind_in_place, simulate
 from quantpipe.types import Form, Quantizer, QuantPlan, Samples, TensorInfo, Topology
 
-Array = NDArray[Any]
 WORTH_RELEASING = 32 << 20
 """Bytes let go after which memory is given back: to ask the allocator behind every layer takes small networks time, and
 what stays with it until then is little beside what a layer needs."""
@@ -144,12 +144,7 @@ def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:
 def dequantized(rows: Array, quantizer: Quantizer) -> NDArray[np.float32]:
     """Return the real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits.
 
-    Args:
-        rows: integers of any shape, of at most 16 bits.
-        quantizer: how they are stored.
-
-    Returns:
-        The real values, float32 in the same shape.
+    `rows`: integers of any shape, of at most 16 bits. Returns the real values, float32 in the same shape.
     """
     real = rows.astype(np.float32)
     real -= np.float32(quantizer.zero_point)

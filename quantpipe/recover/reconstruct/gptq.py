@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.plan import rounded_pairs
 
-Floats = NDArray[np.float64]
 Bounds = tuple[Floats, Floats]
 Rounded = tuple[Floats, Floats]
 BLOCK = 64
@@ -71,12 +71,7 @@ class PairBound:
 def nearest(hessian: Floats, pairs: PairBound | None = None) -> Rounding:
     """Return a rounding of each weight for itself.
 
-    Args:
-        hessian: second moments of the input, `[G, K, K]` float64.
-        pairs: what limits two weights together, or None.
-
-    Returns:
-        A function from weights, scales and bounds to integers and errors.
+    `hessian`: second moments of the input, `[G, K, K]` float64. `pairs`: what limits two weights together, or None.
     """
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
@@ -96,12 +91,8 @@ def gptq(hessian: Floats, pairs: PairBound | None = None) -> Rounding:
     optimal brain quantization in a fixed order (GPTQ, Frantar et al. 2022), written with the factor of H itself instead
     of its inverse's (LDLQ, Chee et al. 2023, who prove the two equal).
 
-    Args:
-        hessian: second moments of the input, `[G, K, K]` float64, positive definite.
-        pairs: what limits two weights together, or None.
-
-    Returns:
-        A function from weights, scales and bounds to integers and errors.
+    `hessian`: second moments of the input, `[G, K, K]` float64, positive definite. `pairs`: what limits two weights
+    together, or None.
     """
     order = _falling(hessian)
     upper, weights = _factor(hessian, order)
@@ -140,12 +131,7 @@ def coordinate_descent(hessian: Floats, pairs: PairBound | None = None) -> Round
     It starts from the nearest integers and ends when none moves (at most `SWEEPS` times through). With e = w - s·q that
     is q_k + (e H)_k / (s·H_kk), rounded.
 
-    Args:
-        hessian: second moments of the input, `[G, K, K]` float64.
-        pairs: what limits two weights together, or None.
-
-    Returns:
-        A function from weights, scales and bounds to integers and errors.
+    `hessian`: second moments of the input, `[G, K, K]` float64. `pairs`: what limits two weights together, or None.
     """
     order = _falling(hessian)
     ordered = _ordered(hessian, order)
@@ -197,12 +183,7 @@ ROUNDINGS: dict[str, Callable[[Floats, PairBound | None], Rounding]] = {
 def row_errors(difference: Floats, hessian: Floats) -> Floats:
     """Return d H dᵀ per row of weights, the expected squared error of one output.
 
-    Args:
-        difference: d = ŵ - w, `[…, G, O, K]`.
-        hessian: H, `[G, K, K]`.
-
-    Returns:
-        The errors `[…, G, O]`.
+    `difference`: d = ŵ - w, `[…, G, O, K]`. `hessian`: H, `[G, K, K]`. Returns the errors `[…, G, O]`.
     """
     return np.asarray(np.einsum("...gok,...gok->...go", difference @ hessian, difference))
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound, Rounding, row_errors
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
-Floats = NDArray[np.float64]
 AROUND = (0.9, 1.0, 1.1)
 TOGETHER = 1 << 22
 """Weights that are looked at together, times the scales that they are rounded at: 32 MiB for each array of them."""
@@ -113,16 +113,8 @@ def solve(
 ) -> Solved:
     """Return the integers and scales of smallest expected error for one layer.
 
-    Args:
-        weight: the float weights, `[G, O, K]`.
-        moments: moments of the layer's input.
-        start: the scale that the plan would use, `[G, O]`.
-        floor: the smallest scale that the bias allows, `[G, O]`.
-        grid: the integers that a weight may have.
-        options: how the weights are found.
-
-    Returns:
-        The integers, scales, the shift of the bias, and the errors.
+    `weight`: the float weights, `[G, O, K]`. `start`: the scale that the plan would use, `[G, O]`. `floor`: the
+    smallest scale that the bias allows, `[G, O]`.
     """
     unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
@@ -186,13 +178,8 @@ def parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
 def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
     """Return the weights that reproduce the wanted output from the quantized input: W* = (Y + λW)(H + λI)^-1.
 
-    Args:
-        weight: the float weights W, `[G, O, K]`.
-        moments: H and Y = E[yᵀx̂] over the samples.
-        ridge: λ per group, `[G]`.
-
-    Returns:
-        The weights W*, `[G, O, K]` float64; W itself where a layer answers for its own rounding alone.
+    `weight`: the float weights W, `[G, O, K]`. `ridge`: λ per group, `[G]`. Returns the weights W*, `[G, O, K]`
+    float64; W itself where a layer answers for its own rounding alone.
     """
     if moments.output is None:
         return weight  # x̂ is the float input itself

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
@@ -38,7 +38,6 @@ from quantpipe.types import (
     WeightTensor,
 )
 
-Array = NDArray[Any]
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
 Progress = Callable[[int, int, str], None]
 Read = tuple[Array, Array | None]
@@ -83,17 +82,7 @@ def recover(
 
     Layers that an interrupted walk left in `kept` are not solved again.
 
-    Args:
-        problem: the network with its device and schema.
-        strategy: what the search chose.
-        samples: the samples that weights are fitted to.
-        options: how the weights of a layer are found.
-        effort: how many rows are sampled, and what may be kept in memory.
-        progress: is told how far the work is.
-        kept: where finished layers lie between two runs.
-
-    Returns:
-        The better weights and biases.
+    `effort`: how many rows are sampled, and what may be kept in memory.
     """
     graph, topology, planner = problem.graph, problem.topology, problem.planner
     parts = segments(graph, topology)

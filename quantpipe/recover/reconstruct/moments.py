@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.recover.reconstruct.shrinkage import uncertainty
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 
 SHARES = 4
@@ -97,12 +97,8 @@ class MomentCollector:
         It is the output where that is narrow, as W x and its product with x̂ are less work then than the product of x
         with x̂; else x.
 
-        Args:
-            x: rows of the float input, `[G, K, n]`.
-            shortcut: what the output is added to, `[G, O, n]`; the result is then the sum.
-
-        Returns:
-            Rows `[G, O, n]`, or x.
+        `x`: rows of the float input, `[G, K, n]`. `shortcut`: what the output is added to, `[G, O, n]`; the result is
+        then the sum. Returns rows `[G, O, n]`, or x.
         """
         if self._projection is None:
             return x
@@ -112,10 +108,8 @@ class MomentCollector:
     def add(self, quantized: Rows, seen: Rows | None = None, parts: int = 1) -> None:
         """Include rows of the quantized input, and what is `seen` of the float input. Both are overwritten.
 
-        Args:
-            quantized: rows x̂, `[G, K, n]`, in the order of their samples.
-            seen: what the method `seen` returns for the same rows.
-            parts: into how many parts the rows are cut to see how they differ.
+        `quantized`: rows x̂, `[G, K, n]`, in the order of their samples. `seen`: what the method `seen` returns for the
+        same rows.
         """
         if not quantized.shape[2]:
             return

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Array, Floats
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS, kernel_order
-from quantpipe.recover.reconstruct.blocks import BlockLayout, solve_blocks
+from quantpipe.recover.reconstruct.block_solver import BlockLayout, solve_blocks
 from quantpipe.recover.reconstruct.gptq import PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import Form, Kernel, Schema, Topology, WeightSite, WeightTensor
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +49,8 @@ class WeightLayer:
     def floor(self, input_scale: float, bias: Floats | None) -> Floats:
         """Return the smallest weight scale per output channel at which a bias still fits.
 
-        Args:
-            input_scale: real units per step of the input.
-            bias: the bias `[C]` in real units, or None.
-
-        Returns:
-            The scales `[C]`; all are equal where the tensor has one scale.
+        `bias`: the bias `[C]` in real units, or None. Returns the scales `[C]`; all are equal where the tensor has one
+        scale.
         """
         if bias is None:
             return np.zeros(self.channels)
@@ -89,16 +81,8 @@ class WeightLayer:
     ) -> tuple[WeightTensor, Solved]:
         """Return the weight with other integers and scale in place of those of `before`, and the whole solution.
 
-        Args:
-            before: the weight as the plan has it.
-            moments: moments of the layer's input.
-            floor: least scales, `[C]`.
-            schema: how ranges become scales.
-            options: how the weights are found.
-            largest_pair: the largest magnitude of two weights of a pair together, where there is a limit.
-
-        Returns:
-            The weight and the solution.
+        `floor`: least scales, `[C]`. `largest_pair`: the largest magnitude of two weights of a pair together, where
+        there is a limit.
         """
         options = replace(
             options,

@@ -17,7 +17,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from quantpipe.arrays import Floats
 
 PARTS = 16
 """That all rows of a layer are divided into, at least."""
@@ -37,14 +37,8 @@ def uncertainty(hessian: Floats, product: Floats, squares: Floats, counts: NDArr
     It is one number for all groups, each counted in units of its own h̄. It is 0 where there is one part alone, or
     nothing varies.
 
-    Args:
-        hessian: H, `[G, K, K]`.
-        product: sum of xᵀx over all rows, `[G, K, K]`.
-        squares: sum over the parts of ‖their sum of xᵀx‖², `[G]`; both sums are about the same constant.
-        counts: rows of each part.
-
-    Returns:
-        The share.
+    `hessian`: H, `[G, K, K]`. `product`: sum of xᵀx over all rows, `[G, K, K]`. `squares`: sum over the parts of ‖their
+    sum of xᵀx‖², `[G]`; both sums are about the same constant.
     """
     parts, width, rows = len(counts), hessian.shape[1], counts.sum()
     mean = np.einsum("gkk->g", hessian) / width

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import beside
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides, Planner, pair_limit
@@ -23,8 +23,6 @@ from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.prepare import WeightLayer, layer_of
 from quantpipe.types import Kernel, Quantizer, Schema, Strategy, Topology, WeightTensor
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

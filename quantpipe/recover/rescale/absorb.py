@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import CLAMP
 from quantpipe.plan import ChannelChange
@@ -25,7 +25,6 @@ from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
 from quantpipe.types import HardwareSpec, Symmetry, TensorSchema
 
-Floats = NDArray[np.float64]
 LEAST_GAIN = 0.05
 """A range that would shrink by less than this share is left alone."""
 
@@ -58,17 +57,7 @@ def absorbed(
     Offsets are whole steps where scales are known: so what was 0, as most values behind a Relu are, stays a code
     without an error that all of these values would share.
 
-    Args:
-        graph: the graph.
-        found: the pairs of layers.
-        extremes: statistics of the pairs of layers' tensors.
-        schema: how ranges become scales.
-        spec: the device.
-        options: how constants are chosen.
-        steps: scales of tensors, as far as they are known.
-
-    Returns:
-        Tensor -> its change.
+    `steps`: scales of tensors, as far as they are known. Returns tensor -> its change.
     """
     changes: dict[str, ChannelChange] = {}
     for link in found:

@@ -12,18 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats, along
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import AFFINE, COLUMNS, along
+from quantpipe.oprules.channels import AFFINE, COLUMNS
+from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.recover.rescale.optimize_rotation import StreamWeight
 from quantpipe.recover.rescale.residual_streams import Stream, streams
-from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import Topology
 
-Floats = NDArray[np.float64]
 ORTHOGONAL = 1e-6
 """Most deviation of M Mᵀ from the identity: the function would be another one."""
 
@@ -31,16 +30,8 @@ ORTHOGONAL = 1e-6
 def rotate_weights(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> Graph:
     """Return the graph with rotations by stream; the topology stays as it is.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        rotations: stream -> orthogonal matrix `[C, C]` float64.
-
-    Returns:
-        The graph with other constants.
-
-    Raises:
-        ArtifactError: for a rotation that the network has no place for.
+    `rotations`: stream -> orthogonal matrix `[C, C]` float64. Raises ArtifactError for a rotation that the network has
+    no place for.
     """
     known, _ = streams(graph, topology)
     made: dict[str, Floats] = {}
@@ -137,7 +128,7 @@ def _rotate_layer(
         if bias is not None and np.any(read.offset):
             bias = bias + COLUMNS[node.op].response(node, weight, read.offset).reshape(bias.shape)
         axis = _input_axis(node)
-        weight = _along(read.matrix, weight * along(read.gain, weight.ndim, axis), axis)
+        weight = _along(read.matrix, weight * along(read.gain, axis, weight.ndim), axis)
     if made is not None:
         weight = _along(made, weight, _output_axis(graph, node))
         if bias is not None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.types import Samples
 
-Floats = NDArray[np.float64]
 IMAGES = 2
 """Samples of one run, where the model's batch is free: all the watched tensors of a run are in memory at once."""
 
@@ -38,14 +38,8 @@ def channel_extremes(
 ) -> Mapping[str, ChannelExtremes]:
     """Return statistics of what each link's consumers read, and of what its clamp gives, by tensor.
 
-    Args:
-        graph: the graph.
-        found: the pairs of layers.
-        samples: the samples to run.
-        moments: whether mean and deviation are measured, which take several times as long as extremes.
-
-    Returns:
-        Tensor -> its statistics.
+    `moments`: whether mean and deviation are measured, which take several times as long as extremes. Returns tensor ->
+    its statistics.
     """
     if not found:
         return {}

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats, along
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import COLUMNS, along
+from quantpipe.oprules.channels import COLUMNS
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.parameters import AUTO, flag_or_auto, one_of, share, whole
 from quantpipe.recover.rescale.channel_regions import LayerPair
@@ -28,7 +28,6 @@ from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
 from quantpipe.types import Topology
 
-Floats = NDArray[np.float64]
 POWER_OF_TWO = "power_of_two"
 FACTORS = ("real", POWER_OF_TWO)
 APART = 64.0
@@ -75,16 +74,7 @@ def equalized(
 ) -> dict[str, ChannelChange]:
     """Return a change per link whose channels are better off in other units; offsets are 0.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        found: the pairs of layers.
-        extremes: statistics of the pairs of layers' tensors.
-        channel_bounds: whether the device can bound each channel by itself.
-        options: how channels are equalized.
-
-    Returns:
-        Tensor -> its change.
+    Returns tensor -> its change.
     """
     made = [link for link in found if not link.affine]
     pairs = [_Pair(graph, link, extremes, channel_bounds, options=options) for link in made]
@@ -161,7 +151,7 @@ class _Pair:
             factor = np.where(factor < self._least, 2 * factor, np.where(factor > self._most, factor / 2, factor))
         step = factor / self.factor
         self.factor = factor
-        weights[link.producer] = weights[link.producer] / along(step, weights[link.producer].ndim, axis)
+        weights[link.producer] = weights[link.producer] / along(step, axis, weights[link.producer].ndim)
         for name in link.consumers:
             node = graph.by_name[name]
             weights[name] = COLUMNS[node.op].scaled(node, weights[name], np.repeat(step, link.repeats))

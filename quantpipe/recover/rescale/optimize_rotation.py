@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from quantpipe.arrays import Floats
+
 Rows = NDArray[np.float32]
 POWER = 8
 """The peak of weights is taken as the root of this order of the mean of their squares' powers: smooth, and close to
@@ -62,12 +63,7 @@ def crest_factor(stream_weights: Iterable[StreamWeight]) -> float:
 def rotated(weight: StreamWeight, matrix: Floats) -> StreamWeight:
     """Return the weight behind a rotation of the channels, T' = M T.
 
-    Args:
-        weight: the weight as the channels meet it.
-        matrix: M, `[C, C]`.
-
-    Returns:
-        The rotated weight.
+    `matrix`: M, `[C, C]`.
     """
     return StreamWeight(weight.values @ matrix.T, weight.shared)
 
@@ -85,15 +81,8 @@ def optimize_rotation(
     It takes steps against the gradient along the rotations, of the length of Barzilai and Borwein (1988), by Cayley's
     transform, from the identity on; so the same weights give the same matrix.
 
-    Args:
-        stream_weights: the weights around the stream.
-        channels: C.
-        iterations: most steps.
-        apply: shares the work on single weights among threads, as `map` would do it.
-        centred: M keeps the mean of the channels (M 1 = 1, and so Mᵀ 1 = 1): the slope has no part along it.
-
-    Returns:
-        M, float64.
+    `apply`: shares the work on single weights among threads, as `map` would do it. `centred`: M keeps the mean of the
+    channels (M 1 = 1, and so Mᵀ 1 = 1): the slope has no part along it. Returns M, float64.
     """
     alive = [(f, np.linalg.norm(f.values)) for f in stream_weights]
     scaled = [StreamWeight((f.values / norm).astype(np.float32), f.shared) for f, norm in alive if norm > 0]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
 from quantpipe.recover.rescale.channel_regions import LayerPair
@@ -23,22 +23,14 @@ SHARE, FEW = 0.05, 3
 WORTH = 0.8
 """Of the largest peak: where copies leave more than this share of it, they are not worth their cost."""
 
-Floats = NDArray[np.float64]
-
 
 def outlier_channels(
     graph: Graph, topology: Topology, names: Collection[str], samples: Samples
 ) -> dict[str, tuple[int, ...]]:
     """Return which channels are worth a copy, of tensors and weights where channels can be split.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        names: the tensors and weights in question.
-        samples: those on which the peaks of tensors are measured, in one run of the float model.
-
-    Returns:
-        Name -> channels, each as often as it is copied; without names that no copy would help.
+    `samples`: those on which the peaks of tensors are measured, in one run of the float model. Returns name ->
+    channels, each as often as it is copied; without names that no copy would help.
     """
     ways, _ = splittable(graph, topology)
     peaks = {name: _columns(graph, topology, ways[name], name) for name in names if _is_weight(ways, name)}
@@ -54,8 +46,7 @@ def outlier_channels(
 def copies(peaks: Floats) -> tuple[int, ...]:
     """Return the channels to copy, each as often as it is copied, in order; none where that would not help.
 
-    Args:
-        peaks: the largest magnitude of each channel, `[C]` float64.
+    `peaks`: the largest magnitude of each channel, `[C]` float64.
     """
     parts = np.ones(len(peaks))
     best, taken = peaks.max(initial=0.0), parts

@@ -17,19 +17,17 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Floats, along
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
-from quantpipe.oprules.channels import AFFINE, COLUMNS, along
+from quantpipe.oprules.channels import AFFINE, COLUMNS
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.rescale.apply_rotation import rotate_weights
 from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs
-from quantpipe.recover.rescale.writer import Writer
+from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.types import Kernel, Topology
-
-Floats = NDArray[np.float64]
 
 
 def rescale_channels(
@@ -40,17 +38,8 @@ def rescale_channels(
 ) -> tuple[Graph, Topology]:
     """Return graph and topology with streams rotated, then every change made.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        changes: tensor -> the change of its channels.
-        rotations: stream -> orthogonal matrix `[C, C]` float64.
-
-    Returns:
-        The new graph and topology.
-
-    Raises:
-        ArtifactError: for what the network has no place for.
+    `rotations`: stream -> orthogonal matrix `[C, C]` float64. Raises ArtifactError for what the network has no place
+    for.
     """
     if rotations:
         graph = rotate_weights(graph, topology, rotations)
@@ -128,7 +117,7 @@ def _change_constants(
         weight = form.scaled(node, weight, np.repeat(change.factor, link.repeats))
     if made is not None:
         change = made[1]
-        weight = weight / along(change.factor, weight.ndim, rule.channel_axis(node, graph))
+        weight = weight / along(change.factor, rule.channel_axis(node, graph), weight.ndim)
         if bias is not None:
             bias = (bias - change.offset.reshape(bias.shape)) / change.factor.reshape(bias.shape)
     writer.constant(node, rule.weight, weight)

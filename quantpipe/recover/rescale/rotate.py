@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.recover.parameters import whole
 from quantpipe.recover.rescale.apply_rotation import rotate_weights, stream_weights
 from quantpipe.recover.rescale.optimize_rotation import crest_factor, optimize_rotation, rotated
 from quantpipe.recover.rescale.residual_streams import Stream
 from quantpipe.types import Topology
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +55,7 @@ def rotations(
     A stream that has nothing to gain has none. A layer between two streams is rotated on both sides, so the crest
     factors are those of the network with all of them.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        found: the streams.
-        options: how a rotation is found.
-        apply: shares the work on single weights among threads, as `map` would do it.
-
-    Returns:
-        Stream -> its rotation.
+    `apply`: shares the work on single weights among threads, as `map` would do it. Returns stream -> its rotation.
     """
     around = {stream: stream_weights(graph, topology, stream) for stream in found}
     made: dict[Stream, Floats] = {}

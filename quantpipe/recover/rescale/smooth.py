@@ -53,15 +53,7 @@ def smoothed(
 ) -> dict[str, ChannelChange]:
     """Return a change per link behind a normalization or an attention; offsets are 0.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        found: the pairs of layers.
-        extremes: statistics of the pairs of layers' tensors.
-        alpha: the exponent of the activations' magnitudes in the factor, 0 to 1.
-
-    Returns:
-        Tensor -> its change.
+    `alpha`: the exponent of the activations' magnitudes in the factor, 0 to 1. Returns tensor -> its change.
     """
     changes = {}
     for link in found:

@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
+from quantpipe.arrays import along
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.fixed import fixed_hash
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import COLUMNS, PASSAGES, TARGET_SHAPES, along
+from quantpipe.oprules.channels import COLUMNS, PASSAGES, TARGET_SHAPES
+from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.recover.rescale.splittable import SplitPath, splittable
-from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import HardwareSpec, Schema, Topology
 
 KEY = "annotate.split_channels"
 GROUPS = "group"
 
-Floats = NDArray[np.float64]
 Wanted = Mapping[str, Sequence[int]]
 
 
@@ -55,14 +55,9 @@ class ChannelSplit:
 def with_split_channels(graph: Graph, spec: HardwareSpec, schema: Schema, wanted: Wanted) -> Graph:
     """Return the graph with channels split, as another model than the file's; the graph itself where none are.
 
-    Args:
-        graph: the clean model.
-        spec: the device, which says between which layers a tensor is stored.
-        schema: the integers that it stores.
-        wanted: tensor or weight -> channels, each time one is named one more copy of it.
-
-    Raises:
-        ConfigError: for a name that is none, channels that are none, or a place where channels cannot be split.
+    `spec`: the device, which says between which layers a tensor is stored. `wanted`: tensor or weight -> channels, each
+    time one is named one more copy of it. Raises ConfigError for a name that is none, channels that are none, or a
+    place where channels cannot be split.
     """
     if not wanted:
         return graph
@@ -72,16 +67,8 @@ def with_split_channels(graph: Graph, spec: HardwareSpec, schema: Schema, wanted
 def split_channels(graph: Graph, topology: Topology, wanted: Wanted) -> Graph:
     """Return the graph with channels split.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-        wanted: tensor or weight -> channels, each time one is named one more copy of it.
-
-    Returns:
-        The new graph, whose hash tells of the channels.
-
-    Raises:
-        ConfigError: for a name that is none, channels that are none, or a place where channels cannot be split.
+    `wanted`: tensor or weight -> channels, each time one is named one more copy of it. Raises ConfigError for a name
+    that is none, channels that are none, or a place where channels cannot be split.
     """
     splits = _splits(graph, topology, wanted)
     writer = Writer(graph)
@@ -149,7 +136,7 @@ def _change_layer(
         weight = np.take(COLUMNS[node.op].scaled(node, weight, share), order, axis)
     if made is not None:
         axis = rule.channel_axis(node, graph)
-        weight = np.take(weight / along(made.values, weight.ndim, axis), made.order, axis)
+        weight = np.take(weight / along(made.values, axis, weight.ndim), made.order, axis)
         _change_bias(graph, topology, writer, node=node, split=made)
     writer.constant(node, rule.weight, weight)
 

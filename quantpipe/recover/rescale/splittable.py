@@ -69,12 +69,7 @@ class SplitPath:
 def splittable(graph: Graph, topology: Topology) -> tuple[dict[str, SplitPath], dict[str, str]]:
     """Return where channels can be split, by tensor and weight, and for other results of layers why they cannot be.
 
-    Args:
-        graph: the graph.
-        topology: what of it runs in integers.
-
-    Returns:
-        Every tensor on a way, and the weights of the layers at its end -> the way; other tensors -> the reason.
+    Returns every tensor on a way, and the weights of the layers at its end -> the way; other tensors -> the reason.
     """
     links, without = layer_pairs(graph, topology)
     reasons = {graph.by_name[name].outputs[0]: reason for name, reason in without.items()}

@@ -3,6 +3,4 @@
 matplotlib is imported when the first figure is drawn, and by no other module.
 """
 
-from quantpipe.report.figures.all import Drawn, drawn
-
-__all__ = ["Drawn", "drawn"]
+from quantpipe.report.figures.all import drawn

@@ -162,15 +162,8 @@ def _uses(table: Table, goal: float, within_cost: bool) -> list[list[float]]:
 def used(chosen: list[Option], table: Table, start: Score, goal: float, *, within_cost: bool) -> float:
     """Return what a plan is predicted to use: a loss, or a cost.
 
-    Args:
-        chosen: the option of each choice.
-        table: options with their losses and savings.
-        start: the score of the base.
-        goal: the tolerance, by which saved costs are weighted where losses are limited.
-        within_cost: whether the cost is limited, in place of the loss.
-
-    Returns:
-        The loss or the cost.
+    `goal`: the tolerance, by which saved costs are weighted where losses are limited. `within_cost`: whether the cost
+    is limited, in place of the loss.
     """
     uses = _uses(table, goal, within_cost)
     spent = sum(use[options.index(o)] for o, options, use in zip(chosen, table, uses, strict=True))
@@ -183,15 +176,8 @@ def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: 
     Within a tolerance: most saved cost with a sum of losses of at most `limit`. Within a cost: least sum of losses with
     a predicted cost of at most `limit`.
 
-    Args:
-        table: options with their losses and savings.
-        start: the score of the base.
-        limit: the most loss or cost.
-        goal: the tolerance, by which saved costs are weighted where losses are limited.
-        within_cost: whether the cost is limited, in place of the loss.
-
-    Returns:
-        The option of each choice.
+    `goal`: the tolerance, by which saved costs are weighted where losses are limited. `within_cost`: whether the cost
+    is limited, in place of the loss.
     """
     uses = _uses(table, goal, within_cost)
     least = [min(use) for use in uses]

@@ -16,7 +16,7 @@ import numpy as np
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Objective
-from quantpipe.search.options import real, whole
+from quantpipe.search.option_checks import real, whole
 from quantpipe.types import ChoiceSpace, Point
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.ask_tell import Proposals, distributions, losses, optuna_quietly
 from quantpipe.search.objective import Objective
-from quantpipe.search.options import real, whole
+from quantpipe.search.option_checks import real, whole
 from quantpipe.types import ChoiceSpace
 
 _VIOLATION = "violation"

@@ -36,16 +36,6 @@ def settled(
 
     A pass asks every other option of each choice in one batch, and keeps the best one. The passes end as soon as one
     leaves most of the loss.
-
-    Args:
-        space: the choices.
-        evaluate: scores points.
-        objective: which of two scores is better.
-        point: where the walk begins.
-        score: the score of the point.
-
-    Returns:
-        The point and its score.
     """
     choices, last = free(space), -1
     while choices:

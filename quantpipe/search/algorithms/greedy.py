@@ -18,7 +18,7 @@ from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.options import check_enum
+from quantpipe.search.option_checks import check_enum
 from quantpipe.types import ChoiceSpace, Point, Score
 
 

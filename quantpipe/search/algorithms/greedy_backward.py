@@ -11,7 +11,7 @@ from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled_together
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.options import real
+from quantpipe.search.option_checks import real
 from quantpipe.types import ChoiceSpace, Point, Score
 
 

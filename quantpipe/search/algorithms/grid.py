@@ -10,7 +10,7 @@ import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.objective import Objective
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.types import ChoiceSpace, Point
 
 

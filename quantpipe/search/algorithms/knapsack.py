@@ -22,7 +22,7 @@ from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.levels import depth, level, levels
 from quantpipe.search.algorithms.local_search import descend
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
 _CHUNKS = 4

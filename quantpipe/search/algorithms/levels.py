@@ -36,14 +36,7 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
 
     At least one choice moves, where there is one to move.
 
-    Args:
-        space: the choices.
-        point: the point to start from.
-        rng: the source of chance.
-        share: the share of choices that move, 0 to 1.
-
-    Returns:
-        The point.
+    `share`: the share of choices that move, 0 to 1.
     """
     movable = [i for i, c in enumerate(space) if len(c.options) > 1]
     moved = list(point)
@@ -62,15 +55,6 @@ def unseen(space: ChoiceSpace, point: Point, seen: Container[Point], rng: np.ran
     """Return a point near this one that is not in `seen`; None when there is none.
 
     Small spaces are searched exhaustively.
-
-    Args:
-        space: the choices.
-        point: the point to stay near to.
-        seen: the points that are known.
-        rng: the source of chance.
-
-    Returns:
-        The point, or None.
     """
     near = point
     for _ in range(_TRIES):

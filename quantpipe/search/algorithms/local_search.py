@@ -14,15 +14,7 @@ _HOPELESS = 4.0
 
 
 def descend(point: Point, score: Score, table: Table, evaluate: Evaluate, *, objective: Objective) -> None:
-    """Change one choice at a time while that is better, in the order of the predictions, until a fruitless round.
-
-    Args:
-        point: the point to start from.
-        score: its score.
-        table: options with their losses and savings.
-        evaluate: scores points.
-        objective: which of two scores is better.
-    """
+    """Change one choice at a time while that is better, in the order of the predictions, until a fruitless round."""
     refused: set[tuple[int, int]] = set()
     went = False
     while True:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.levels import levels, mutated, unseen
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.options import real, whole
+from quantpipe.search.option_checks import real, whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.3)

@@ -14,7 +14,7 @@ import numpy as np
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.ask_tell import Proposals, distributions, optuna_quietly
 from quantpipe.search.objective import Objective
-from quantpipe.search.options import whole
+from quantpipe.search.option_checks import whole
 from quantpipe.types import ChoiceSpace, Point
 
 

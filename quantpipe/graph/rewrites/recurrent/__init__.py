@@ -4,5 +4,3 @@ from quantpipe.graph.rewrites.recurrent.layer import CELLS, PARTS
 from quantpipe.graph.rewrites.recurrent.layout import time_first
 from quantpipe.graph.rewrites.recurrent.loop import looped, weights_outside
 from quantpipe.graph.rewrites.recurrent.unroll import MOST_STEPS, unrolled
-
-__all__ = ["CELLS", "MOST_STEPS", "PARTS", "looped", "time_first", "unrolled", "weights_outside"]

@@ -1,0 +1,196 @@
+"""Weights whose output channels are divided into blocks: multipliers, zero points and integers, from the values.
+
+Inside, a weight is `[C, I, T]`: output channels, input channels, taps. Numbers of blocks are `[C, B]` with
+B = ceil(I / size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.arrays import Floats
+from quantpipe.types import BlockGrid, Blocks, DType, Symmetry, TensorSchema, WeightTensor
+
+SHARES = np.linspace(1.0, 0.4, 16)
+"""Shares of the multiplier that a block's own range needs, the widest first: ties go to it."""
+
+
+def rows_of(weight: NDArray[Any], channel_axis: int) -> NDArray[Any]:
+    """Return a weight `[..]` of at least two axes, of which the first two are channels, as `[C, I, T]`."""
+    turned = np.moveaxis(weight, channel_axis, 0)
+    return turned.reshape(turned.shape[0], turned.shape[1], -1)
+
+
+def as_weight(rows: NDArray[Any], shape: tuple[int, ...], channel_axis: int) -> NDArray[Any]:
+    """Return `[C, I, T]` in a weight's own shape, contiguous: the inverse of `rows_of`."""
+    turned = (shape[channel_axis], shape[1 - channel_axis], *shape[2:])
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(turned), 0, channel_axis))
+
+
+def spread(numbers: NDArray[Any], size: int, inputs: int) -> NDArray[Any]:
+    """Return numbers of blocks `[C, B]` for every input channel, `[C, I, 1]`."""
+    return np.repeat(numbers, size, axis=1)[:, :inputs, np.newaxis]
+
+
+def greatest_multiplier(blocks: Blocks, bits: int, widest: int, schema: TensorSchema) -> int:
+    """Return the largest multiplier with which every product by a code less its zero point fits a type."""
+    furthest = (1 << bits) - 1 if schema.symmetry is Symmetry.ASYMMETRIC else 1 << (bits - 1)
+    return max(1, min((1 << blocks.multiplier_bits) - 1, widest // furthest))
+
+
+def in_blocks(
+    rows: NDArray[np.float32],
+    ends: tuple[Floats, Floats],
+    bits: int,
+    *,
+    widest: int,
+    blocks: Blocks,
+    schema: TensorSchema,
+) -> tuple[NDArray[np.int64], NDArray[np.float32], BlockGrid]:
+    """Return the integers of a weight in blocks with integer multipliers: w = s_c · m_b · (code - z_b).
+
+    `rows`: the real weights, `[C, I, T]`. `ends`: the minimum and maximum real value of each channel, `[C]` or `[1]`.
+    Returns the integers m_b · (code - z_b) `[C, I, T]`, the scales `[C]` or `[1]`, and what the blocks have.
+    """
+    most = greatest_multiplier(blocks, bits, widest, schema)
+    least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
+    code = intmath.signed_storage(bits)
+    scale, _, least_code, most_code = intmath.scales_zero_points(
+        least[:, 0] / most, greatest[:, 0] / most, bits, code, schema=schema
+    )
+    count = -(-rows.shape[1] // blocks.size)
+    none = np.zeros((len(rows), count), np.int64)
+    grid = BlockGrid(blocks.size, none, none, most, least_code, most_code)
+    grid = fitted(np.clip(rows, least[..., np.newaxis], greatest[..., np.newaxis]), scale, grid, schema=schema)
+    return integers(rows, scale, grid), scale, grid
+
+
+def fitted(
+    rows: NDArray[Any],
+    scale: NDArray[np.float32],
+    grid: BlockGrid,
+    *,
+    schema: TensorSchema,
+    importance: Floats | None = None,
+) -> BlockGrid:
+    """Return the multiplier and zero point of each block, of smallest squared error at given scales of channels.
+
+    The multiplier is the best of some shares of what a block's own range needs.
+
+    `rows`: the real weights, `[C, I, T]`. `scale`: the scales, `[C]` or `[1]`. `importance`: what the square of an
+    error counts, `[1 or C, I, T]`; None: all the same.
+    """
+    low, high = _ranges(rows, grid.size)
+    affine = schema.symmetry is Symmetry.ASYMMETRIC
+    needed = (high - low) / (grid.high - grid.low) if affine else np.maximum(-low, high) / grid.high
+    step = np.broadcast_to(scale.astype(np.float64)[:, np.newaxis], needed.shape)
+    full = np.maximum(needed / step, 1.0)
+    best = np.full(needed.shape, np.inf)
+    multiplier, zero = np.ones(needed.shape, np.int64), np.zeros(needed.shape, np.int64)
+    for share in SHARES:
+        tried = np.clip(np.ceil(full * share - 1e-6), 1, grid.most)
+        at = np.zeros(needed.shape)
+        if affine:
+            at = intmath.nearest_step(grid.low - low / (step * tried), grid.low, grid.high)
+        error = _errors(rows, step * tried, at, grid, importance=importance)
+        better = error < best
+        best[better] = error[better]
+        multiplier[better], zero[better] = tried[better].astype(np.int64), at[better].astype(np.int64)
+    return replace(grid, multiplier=multiplier, zero_point=zero)
+
+
+def with_scales(
+    rows: NDArray[Any],
+    ends: tuple[Floats, Floats],
+    bits: int,
+    dtype: DType,
+    *,
+    size: int,
+    schema: TensorSchema,
+    importance: Floats | None = None,
+) -> tuple[NDArray[np.float32], BlockGrid]:
+    """Return a float scale and a zero point of each block, of smallest squared error: w = s_cb · (code - z_cb).
+
+    `rows`: the real weights, `[C, I, T]`. `ends`: the minimum and maximum real value of each channel, `[C]` or `[1]`.
+    `importance`: what the square of an error counts, `[1 or C, I, T]`; None: all the same. Returns the scales `[C, B]`,
+    and the grid with the zero points.
+    """
+    low, high = _ranges(rows, size)
+    least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
+    low, high = np.maximum(low, least), np.minimum(high, greatest)
+    if schema.symmetry is not Symmetry.ASYMMETRIC:
+        high = np.maximum(-low, high)
+        low = -high
+    best = np.full(low.shape, np.inf)
+    scale, zero = np.ones(low.shape, np.float32), np.zeros(low.shape, np.int64)
+    grid = BlockGrid(size, np.ones(low.shape, np.int64), zero, 1, 0, 0)
+    for share in SHARES:
+        lows, highs = (v.reshape(-1) * share for v in (low, high))
+        tried, at, qmin, qmax = intmath.scales_zero_points(lows, highs, bits, dtype, schema=schema)
+        tried, at = tried.reshape(low.shape), at.reshape(low.shape)
+        grid = replace(grid, low=qmin, high=qmax)
+        error = _errors(rows, tried.astype(np.float64), at.astype(np.float64), grid, importance=importance)
+        better = error < best
+        best[better], scale[better], zero[better] = error[better], tried[better], at[better]
+    return scale, replace(grid, zero_point=zero)
+
+
+def steps_of(scale: NDArray[np.float32], grid: BlockGrid, inputs: int) -> Floats:
+    """Return what one step of a code is worth in real units at each input channel, `[C, I, 1]`.
+
+    `scale`: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks. Returns the steps, float64.
+    """
+    own = scale.astype(np.float64) if scale.ndim == 2 else scale.astype(np.float64)[:, np.newaxis]
+    return spread(own * grid.multiplier, grid.size, inputs)
+
+
+def integers(rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid) -> NDArray[np.int64]:
+    """Return what a weight in blocks is held in, `[C, I, T]`, of real weights rounded to the nearest code.
+
+    `rows`: the real weights, `[C, I, T]`. `scale`: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
+    Returns m_b · (code - z_b), which kernels multiply by, or the code where blocks have float scales; int64.
+    """
+    inputs = rows.shape[1]
+    zero, multiplier = (spread(v, grid.size, inputs) for v in (grid.zero_point, grid.multiplier))
+    steps = rows / steps_of(scale, grid, inputs)
+    nearest = intmath.nearest_step(steps, grid.low - zero, grid.high - zero).astype(np.int64)
+    return np.asarray(nearest + zero if scale.ndim == 2 else nearest * multiplier)
+
+
+def real_weight(weight: WeightTensor, channel_axis: int) -> NDArray[np.float32]:
+    """Return the real values of a weight whose blocks have float scales, as DequantizeLinear gives them."""
+    grid, rows = weight.block, rows_of(weight.values, channel_axis)
+    assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
+    scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (weight.scale, grid.zero_point))
+    real = (rows.astype(np.int64) - zero).astype(np.float32) * scale
+    return as_weight(real, weight.values.shape, channel_axis)
+
+
+def codes(values: NDArray[Any], grid: BlockGrid) -> NDArray[np.int64]:
+    """Return the codes that the integers `[C, I, T]` of a weight in blocks are made of, int64."""
+    inputs = values.shape[1]
+    multiplier, zero = (spread(v, grid.size, inputs) for v in (grid.multiplier, grid.zero_point))
+    return np.asarray(values.astype(np.int64) // multiplier + zero)
+
+
+def _ranges(rows: NDArray[Any], size: int) -> tuple[Floats, Floats]:
+    """The minimum and maximum value of each block, `[C, B]` each, zero within."""
+    starts = np.arange(0, rows.shape[1], size)
+    low = np.minimum(np.minimum.reduceat(rows.min(axis=2), starts, axis=1), 0.0).astype(np.float64)
+    return low, np.maximum(np.maximum.reduceat(rows.max(axis=2), starts, axis=1), 0.0).astype(np.float64)
+
+
+def _errors(rows: NDArray[Any], step: Floats, zero: Floats, grid: BlockGrid, *, importance: Floats | None) -> Floats:
+    """Sum over each block of (w - s·(code - z))², `[C, B]`."""
+    inputs = rows.shape[1]
+    s = spread(step, grid.size, inputs).astype(np.float32)
+    z = spread(zero, grid.size, inputs).astype(np.float32)
+    steps = rows.astype(np.float32, copy=False) / s
+    lost = (steps - intmath.nearest_step(steps, grid.low - z, grid.high - z)) * s
+    squares = (lost**2 if importance is None else lost**2 * importance).sum(axis=2, dtype=np.float64)
+    return np.asarray(np.add.reduceat(squares, np.arange(0, inputs, grid.size), axis=1))
