@@ -112,11 +112,11 @@ def train(images: NDArray[np.float32], labels: NDArray[np.int64]) -> Any:
 
     `images` is `[N, 1, 8, 8]`, already divided by 16.
     """
-    return fitted(build, forward, images, labels, Fit(EPOCHS, LEARNING_RATE, WEIGHT_DECAY))
+    return fitted(build, forward, images, labels, fit=TrainingRecipe(EPOCHS, LEARNING_RATE, WEIGHT_DECAY))
 
 
 @dataclass(frozen=True)
-class Fit:
+class TrainingRecipe:
     """How long and how fast a net learns."""
 
     epochs: int
@@ -129,7 +129,8 @@ def fitted(
     logits_of: Callable[[Any, Any], Any],
     images: NDArray[np.float32],
     labels: NDArray[np.int64],
-    fit: Fit,
+    *,
+    fit: TrainingRecipe,
 ) -> Any:
     """Return the net that `make` gives, trained on shifted images, in evaluation mode.
 

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.assets.train_digits import Fit, fitted, training_images
+from quantpipe.assets.train_digits import TrainingRecipe, fitted, training_images
 from quantpipe.data.sources.digits_columns import COLUMNS, columns_of
 
 log = logging.getLogger(__name__)
@@ -145,8 +145,8 @@ def train(size: Size, images: NDArray[np.float32], labels: NDArray[np.int64]) ->
     `images` is `[N, 1, 8, 8]`, already divided by 16.
     """
     inputs = inputs_of(size)
-    fit = Fit(EPOCHS, LEARNING_RATE, WEIGHT_DECAY)
-    return fitted(lambda: build(size), lambda net, batch: net(*inputs(batch)), images, labels, fit)
+    fit = TrainingRecipe(EPOCHS, LEARNING_RATE, WEIGHT_DECAY)
+    return fitted(lambda: build(size), lambda net, batch: net(*inputs(batch)), images, labels, fit=fit)
 
 
 def to_onnx(net: Any, size: Size) -> onnx.ModelProto:

@@ -54,11 +54,16 @@ def fields_of(samples: Iterable[Callable[[], Mapping[str, Any]]]) -> Mapping[str
 
 
 def rows_of(
-    source: Source, sample: Callable[[int], Mapping[str, NDArray[Any]]], indices: NDArray[np.int64], key: str, one: str
+    source: Source,
+    sample: Callable[[int], Mapping[str, NDArray[Any]]],
+    indices: NDArray[np.int64],
+    *,
+    key: str,
+    one: str,
 ) -> Mapping[str, Rows]:
     """Return a function's arrays for some samples, by field.
 
-    `one` names a sample in errors. Raises DataError where the fields differ from those of the first sample.
+    `one` names a sample in errors. Raises DataError where the fields differ from the first sample's.
     """
     found = [sample(int(index)) for index in indices]
     for index, arrays in zip(indices, found, strict=True):

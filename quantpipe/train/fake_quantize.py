@@ -76,7 +76,7 @@ def rounded(v: Tensor, rounding: Rounding) -> Tensor:
 
 
 def nearest_rounding(how: Rounding | FixedRounding) -> Rounding:
-    """Return where the rounding of a device's results puts ties; that of a double rounding is all but equal."""
+    """Return where the rounding of a device's results puts ties; a double rounding differs from it close to ties."""
     if isinstance(how, Rounding):
         return how
     return Rounding.HALF_AWAY if how in (FixedRounding.DOUBLE, FixedRounding.SINGLE_AWAY) else Rounding.HALF_UP

@@ -141,7 +141,7 @@ def classes_of(
 def sub_folder_classes(folders: Iterable[Path]) -> dict[str, int] | None:
     """Return the sub-folders of all folders together, by name, with their position in sorted order.
 
-    The result is None without sub-folders.
+    Without sub-folders it returns None.
     """
     names = {p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir() and not p.name.startswith(".")}
     return {name: i for i, name in enumerate(sorted(names))} or None

@@ -144,7 +144,7 @@ class TextSource:
 
         Raises DataError where its fields differ from the fields of the first text.
         """
-        return rows_of(self, self._arrays, indices, KEY, "text")
+        return rows_of(self, self._arrays, indices, key=KEY, one="text")
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         """Include the arrays of these texts in a digest."""

@@ -166,7 +166,7 @@ class SoundSource:
 
         Raises DataError where the fields of the feature function differ from the fields of the first recording.
         """
-        return rows_of(self, self._sample, indices, KEY, "recording")
+        return rows_of(self, self._sample, indices, key=KEY, one="recording")
 
     def _sample(self, index: int) -> Mapping[str, NDArray[Any]]:
         return {SINGLE: self._wave(index)[0]} if self._made is None else self._made(index)
