@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from quantpipe.graph.integer_ops import SHAPES
+from quantpipe.graph.op_tables import SHAPES
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.decisions import JUMPS
 from quantpipe.types import Form, Topology

@@ -8,11 +8,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.graph.op_tables import COUNTED
 from quantpipe.graph.view import Graph, Node, view
 from quantpipe.types import TensorInfo
-
-COUNTED = ("Resize",)
-"""Ops of whose parameters onnxruntime wants to know the length where it loads a model."""
 
 
 def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:

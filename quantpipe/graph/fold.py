@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.batch_norms import numbers_of
 from quantpipe.graph.external_weights import file_array, place_of, row_blocks
+from quantpipe.graph.op_tables import BATCH_NORM
+from quantpipe.graph.rewrites.batch_norms import numbers_of
 
 
 def fold_batch_norms(graph: ir.Graph) -> None:
@@ -22,7 +23,7 @@ def fold_batch_norms(graph: ir.Graph) -> None:
     Szegedy 2015, at inference), computed in float64 and stored in the weight's type.
     """
     for node in list(graph):
-        if node.op_type == "BatchNormalization" and not node.domain:
+        if node.op_type == BATCH_NORM and not node.domain:
             _fold(graph, node)
 
 

@@ -14,11 +14,8 @@ import onnx.inliner
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import with_weights, without_weights
+from quantpipe.graph.op_tables import WRITTEN_OUT
 from quantpipe.graph.untouched import untouched
-
-WRITTEN_OUT = frozenset({"Attention", "GroupNormalization", "RotaryEmbedding", "SwiGLU", "Swish"})
-"""Ops that are always written out. (The bodies of LinearAttention and CausalConvWithState are loops, which run in float
-as the ops do.)"""
 
 MOST_DEPTH = 4
 """Functions within functions."""

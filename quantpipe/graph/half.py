@@ -19,6 +19,7 @@ import onnx_ir as ir
 from quantpipe.errors import ModelError
 from quantpipe.graph.external_weights import converted, copied, row_blocks, without_weights
 from quantpipe.graph.io import STAGE
+from quantpipe.graph.op_tables import BITCAST, CAST
 
 HALVES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 GIVEN = ir.DataType.FLOAT16
@@ -29,9 +30,6 @@ TYPE_ATTRIBUTES = frozenset(
     {"to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision", "precision"}
 )
 """Attributes by which ops of ONNX name a type: that of their result, or in which they compute."""
-
-BITS = "BitCast"
-"""The op that takes the bits of a number for those of another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ def to_single(model: ir.Model, where: str) -> tuple[ir.Model, Halves]:
     if not _has_half(model):
         return model, Halves({}, {}, ())
     for node in model.graph.all_nodes():
-        if node.op_type == BITS and not node.domain and _reads_bits(node):
+        if node.op_type == BITCAST and not node.domain and _reads_bits(node):
             raise _refused(node, where)
     copy = copied(model)
     given = {p.name or "": HALVES[GIVEN] for p in [*copy.graph.inputs, *copy.graph.outputs] if p.dtype is GIVEN}
@@ -68,7 +66,7 @@ def to_single(model: ir.Model, where: str) -> tuple[ir.Model, Halves]:
             types.update(_widen_value(value, broken))
         for node in graph:
             changed = _widen_attributes(node, types, broken)
-            if node.op_type == "Cast" and not node.domain and (changed or node.attributes["to"].value == 1):
+            if node.op_type == CAST and not node.domain and (changed or node.attributes["to"].value == 1):
                 narrow.append(node)
     single = _without_casts(copy, {n.name or "" for n in narrow})
     return single, Halves(dict(types), given, tuple(broken), frozenset(_types(model, GIVEN)))
@@ -187,8 +185,8 @@ def _without_casts(model: ir.Model, casts: set[str]) -> ir.Model:
 
 def _refused(node: ir.Node, where: str) -> ModelError:
     return ModelError(
-        f"{BITS} reinterprets the bits of a float16 or bfloat16 number, but the model is cast to float32, whose bits "
-        "are different. Legal are half-precision models that convert numbers with Cast",
+        f"{BITCAST} reinterprets the bits of a float16 or bfloat16 number, but the model is cast to float32, whose "
+        "bits are different. Legal are half-precision models that convert numbers with Cast",
         stage=STAGE,
         where=f"{where}, node {node.name!r}",
     )

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import copied
+from quantpipe.graph.op_tables import CAST
 
 SUFFIX = "float32"
 
@@ -57,7 +58,7 @@ def inside_of(model: ir.Model, outputs: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for port in model.graph.outputs:
         node, name = port.producer(), port.name or ""
-        source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
+        source = node.inputs[0] if node is not None and node.op_type == CAST else None
         if name in outputs and source is not None:
             found[name] = source.name or ""
     return found

@@ -17,7 +17,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
-from quantpipe.graph.chance import NoiseInputs, without_chance
 from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
@@ -41,6 +40,7 @@ from quantpipe.graph.names import name_nodes
 from quantpipe.graph.normalize import Feeds, MeasuredTensors, expose, measure
 from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
+from quantpipe.graph.rewrites.chance import NoiseInputs, without_chance
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
 from quantpipe.types import NO_CELLS, CellForms, Keep, RandomOps

@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import with_weights, without_weights
+from quantpipe.graph.op_tables import RESIZE
 from quantpipe.graph.untouched import untouched
 
 MOST_OPSET = 27
@@ -41,6 +42,6 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
 def _keep_asymmetric(model: ir.Model) -> None:
     """Give Resize nodes that come from Upsample, or from the first Resize, the coordinates of these, in place."""
     for node in model.graph.all_nodes():
-        if node.op_type == "Resize" and not node.domain:
+        if node.op_type == RESIZE and not node.domain:
             for name, value in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
                 node.attributes.add(ir.AttrString(name, value))

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from quantpipe.graph.execute import optimized
 from quantpipe.graph.external_weights import is_heavy
-from quantpipe.graph.integer_ops import DEQUANTIZE, INTEGER_OPS, QUANTIZE, SHAPES
 from quantpipe.graph.io import model_bytes
+from quantpipe.graph.op_tables import DEQUANTIZE, INTEGER_OPS, QUANTIZE, SHAPES
 
 PRODUCTS = {op: form.data[0].zero for op, form in INTEGER_OPS.items() if form.weight is not None}
 """Op -> the port of the zero point of its data."""

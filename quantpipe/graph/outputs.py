@@ -10,9 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quantpipe.graph.normalize import expose
-
-REDUCTIONS = {"ReduceMin": 18, "ReduceMax": 18, "ReduceSum": 13}
-"""The reductions, and the opset from which each takes its axes as an input instead of an attribute."""
+from quantpipe.graph.op_tables import REDUCTIONS
 
 
 @dataclass(frozen=True)

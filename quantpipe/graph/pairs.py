@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from quantpipe.graph.external_weights import place_of
+from quantpipe.graph.op_tables import CAST
 from quantpipe.graph.rewrites.tools import new_constant, new_node
 
 PAIR = 2 * 255 * 127
@@ -101,7 +102,7 @@ def _unpacked(graph: ir.Graph) -> list[ir.Value]:
         if not node.inputs or not constant:
             continue
         made_at_load.update(node.outputs)
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == INT8:
+        if node.op_type == CAST and node.attributes["to"].as_int() == INT8:
             (made,) = node.outputs
             source = node.inputs[0]
             made.type, made.shape = ir.TensorType(INT8), made.shape or (source.shape if source is not None else None)

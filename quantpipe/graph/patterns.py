@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from quantpipe.extend import DeviceOp
 from quantpipe.graph.external_weights import copied
-from quantpipe.graph.integer_ops import COMMUTES
+from quantpipe.graph.op_tables import COMMUTES
 from quantpipe.graph.rewrites.pattern_forms import PatternForm, forms_of, turn
 
 _Makers = dict[str, onnx.NodeProto]

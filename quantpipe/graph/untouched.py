@@ -11,12 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import heavy_weights
+from quantpipe.graph.op_tables import LEFT_ALONE
 
 LEAST_BYTES = 1 << 24
 """Weights of a model below which nothing is put aside: there is nothing to gain."""
-
-LEFT_ALONE = frozenset({("MatMul", 1), ("Gemm", 1), ("Gather", 0)})
-"""(op, port) at which a constant is read and never folded into another."""
 
 
 def untouched(model: ir.Model) -> frozenset[str]:

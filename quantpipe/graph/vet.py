@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from quantpipe.errors import ModelError
+from quantpipe.graph.op_tables import BATCH_NORM, DROPOUT, RANDOM
 
 STAGE = "model"
 MOST_NODES = 1_000_000
@@ -22,11 +23,6 @@ MOST_NODES = 1_000_000
 MOST_DEPTH = 50
 """Functions that call functions, and graphs within graphs."""
 MOST_RANK = 64
-
-RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-"""Ops that give other numbers each time."""
 
 Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
@@ -89,7 +85,7 @@ def draws(node: ir.Node) -> bool:
     """Return whether a node draws random numbers, also as a Dropout that is always in training mode."""
     if node.domain or node.op_type in RANDOM:
         return not node.domain
-    mode = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+    mode = node.inputs[2] if node.op_type == DROPOUT and len(node.inputs) > 2 else None
     return bool(_number(mode)) and _chance(node) != ""
 
 
@@ -99,14 +95,14 @@ def _chance(node: ir.Node) -> str:
     if node.op_type in RANDOM:
         return "draws random numbers"
     training = "is in training mode: what it gives depends on"
-    if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
+    if node.op_type == DROPOUT and len(node.inputs) > 2 and node.inputs[2] is not None:
         ratio = _number(node.inputs[1]) if node.inputs[1] is not None else 0.5
         mode = _number(node.inputs[2])
         if mode == 0 or ratio == 0:
             return ""
         known = "" if mode else " if its input 'training_mode' is true (model.fixed makes an input a constant)"
         return f"{training} chance{known}"
-    if node.op_type == "BatchNormalization":
+    if node.op_type == BATCH_NORM:
         mode_attribute = node.attributes.get("training_mode")
         trains = mode_attribute is not None and bool(mode_attribute.value)
         if trains or any(o.name and (o.uses() or o.is_graph_output()) for o in node.outputs[1:]):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.integer_ops import COMMUTES
+from quantpipe.graph.op_tables import COMMUTES
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import refusal
 from quantpipe.oprules import rule_of

@@ -11,9 +11,9 @@ from typing import Any
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.load import load_as_written
+from quantpipe.graph.op_tables import CAST, MULTIPLY, NARROWING
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float, refusal, takes_float
-from quantpipe.lint.integer_model_ops import CAST, MULTIPLY, NARROWING
 from quantpipe.lint.reading import Reading, read
 from quantpipe.lint.rules import PAIRS, RULES, LintPlace
 from quantpipe.oprules import Family, rule_of

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.integer_ops import INTEGER_OPS, Ports
-from quantpipe.graph.view import Graph, Node
-from quantpipe.lint.integer_model_ops import (
+from quantpipe.graph.op_tables import (
     BYTE_OPS,
     CAST,
     CONVERSIONS,
     DEQUANTIZE,
     DYNAMIC,
+    INTEGER_OPS,
     LONG,
     PACKED_WEIGHTS,
     QUANTIZE,
@@ -28,7 +27,9 @@ from quantpipe.lint.integer_model_ops import (
     RESHAPE,
     SHORT,
     WIDE,
+    Ports,
 )
+from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule, rule_of
 from quantpipe.types import DType
 

@@ -16,10 +16,10 @@ from quantpipe.data.subset import First
 from quantpipe.errors import BatchError, ConfigError, DataError, ModelError, QuantpipeError, nearest
 from quantpipe.evaluate.calibration_checks import calibration_doubts
 from quantpipe.evaluate.preprocessing_checks import doubts
-from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import RawModel, clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
+from quantpipe.graph.rewrites.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
 from quantpipe.lowering import opset_for

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import along
-from quantpipe.graph.batch_norms import BatchNorm
+from quantpipe.graph.rewrites.batch_norms import BatchNorm
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides, Problem
 from quantpipe.plan.saturating_pairs import pair_limit

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from quantpipe.api.model import model_file
-from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.load import RawModel, clean_graph, read_graph
+from quantpipe.graph.rewrites.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.view import Graph
 from tests.graph.outside_nets import saved
 from tests.ops.line import Net, normal_samples

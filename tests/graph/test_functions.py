@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from quantpipe.errors import ModelError
 from quantpipe.graph import runnable
 from quantpipe.graph.execute import Session
-from quantpipe.graph.functions import WRITTEN_OUT
 from quantpipe.graph.load import load_graph
+from quantpipe.graph.op_tables import WRITTEN_OUT
 from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.rewrites import DECLARED
 from quantpipe.graph.view import Graph

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quantpipe.graph.batch_norms import BatchNorm
+from quantpipe.graph.rewrites.batch_norms import BatchNorm
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.trained_state import TrainedState

@@ -13,8 +13,8 @@ import pytest
 
 from quantpipe import intmath
 from quantpipe.api.model import model_file
-from quantpipe.graph.batch_norms import BatchNorm, batch_norms
 from quantpipe.graph.load import clean_graph, read_graph
+from quantpipe.graph.rewrites.batch_norms import BatchNorm, batch_norms
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.types import DType, PowerOfTwo, Range, Symmetry, TensorSchema
 from tests.ops.line import Line, Net, hardware, line, normal_samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.integer_ops import INTEGER_OPS, IntegerOp, Ports
+from quantpipe.graph.op_tables import INTEGER_OPS, IntegerOp, Ports
 from quantpipe.graph.quantized.grids import grid_of, refused, whole
 from quantpipe.graph.quantized.tables import AXES
 from quantpipe.graph.quantized.walk import DequantizeWalk

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from quantpipe.graph.external_weights import copied
-from quantpipe.graph.integer_ops import INTEGER_OPS
+from quantpipe.graph.op_tables import INTEGER_OPS
 from quantpipe.graph.quantized.dynamic import dynamic_quantize, fused_product, integer_product, packed_product
 from quantpipe.graph.quantized.qdq import dequantize, fold, limit, move, multiplied, pad, quantize, refuse_open
 from quantpipe.graph.quantized.qonnx import as_qdq

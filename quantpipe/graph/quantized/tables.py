@@ -1,4 +1,4 @@
-"""Names that quantized files use, in addition to the integer ops of `graph/integer_ops.py`."""
+"""Names that quantized files use, in addition to the integer ops of `graph/op_tables.py`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import copied, file_array, place_of, row_blocks
-from quantpipe.graph.integer_ops import INTEGER_OPS
+from quantpipe.graph.op_tables import INTEGER_OPS
 from quantpipe.graph.rewrites.tools import constant, new_constant
 
 SIGN = np.uint8(0x80)
