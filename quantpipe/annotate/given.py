@@ -102,7 +102,7 @@ def fitted_weight(
     weight: GivenWeight, channel_axis: int, dtype: DType, *, spec: HardwareSpec, schema: Schema
 ) -> FittedWeight:
     """Return the thresholds of a weight that give its scales and integers, as near as the device can."""
-    grid, most = weight.grid, min(dtype.bits, spec.weights.bits)
+    grid, most = weight.grid, spec.weights.bits_in(dtype)
     offered = spec.weights.granularity
     if weight.block is not None:
         return FittedWeight(None, None, most, f"a scale for every {weight.block} integers, which no device here has")

@@ -214,9 +214,9 @@ def weight_sites(
         channel_axis = rule.channel_axis(node, graph) if rule is not None else 0
         axis = channel_axis if granularity(tensor) is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
-        most, fewest = min(dtype.bits, spec.weights.bits), least.get(tensor, 2)
+        most, fewest = spec.weights.bits_in(dtype), least.get(tensor, 2)
         if fewest > most:  # stated, as for activations
-            most = min(dtype.bits, spec.weights.widest)
+            most = spec.weights.bits_in(dtype, raised=True)
         if fewest > most:
             raise ConfigError(
                 f"{tensor!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE

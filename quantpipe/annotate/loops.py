@@ -101,7 +101,7 @@ def loop_weights(
         for _, weight in site.products:
             axis = 1 if granularity(weight) is Granularity.PER_CHANNEL else None
             keys = tuple(e.key for e in edges if e.tensor == weight)
-            most = min(DType.INT8.bits, spec.weights.bits)
+            most = spec.weights.bits_in(DType.INT8)
             found[weight] = WeightSite(weight, (site.node,), DType.INT8, 1, axis, most, keys)
     return tuple(found.values())
 

@@ -60,7 +60,7 @@ def pins_of(
 
 def has_own_range(spec: HardwareSpec, node: Node, family: Family) -> bool:
     """Return whether the device forms the node with a result of one scale, whatever the samples are."""
-    kinds = {s.function or spec.functions.get(node.op) for s in spec.signatures_of(node.name, node.op)}
+    kinds = {spec.function_of(s, node.op) for s in spec.signatures_of(node.name, node.op)}
     return family is Family.ROWS or FunctionKind.TFLITE in kinds
 
 

@@ -134,7 +134,7 @@ def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str
 
 def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph) -> str | None:
     """Return why a row has more elements than the sums of the function's form hold for any values, or None."""
-    kind = signature.function or spec.functions.get(node.op)
+    kind = spec.function_of(signature, node.op)
     most = LONGEST_ROWS.get((kind, node.op, signature.input(0).bits)) if kind is not None else None
     if most is None or (count := row_count(node, graph)) <= most:
         return None

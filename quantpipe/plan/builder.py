@@ -66,8 +66,7 @@ class PlanBuilder:
 
     def function(self, kernel: Kernel) -> FunctionKind | None:
         """Return how a kernel forms its function: as its signature says, else as the device does."""
-        taken = self._own(kernel)
-        return self.spec.functions.get(kernel.op) if taken is None or taken.function is None else taken.function
+        return self.spec.function_of(self._own(kernel), kernel.op)
 
     def accumulator(self, kernel: Kernel) -> Accumulator:
         """Return what a kernel holds its sums in: as its signature says, else as the device does."""

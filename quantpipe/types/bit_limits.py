@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quantpipe.types.dtype import DType
 from quantpipe.types.schema import Blocks, Granularity
 
 
@@ -33,6 +34,10 @@ class WeightLimits(Raised):
     """None: no two parts of a channel have scales of their own."""
     raise_to: int = 0
     """Bits that a weight gets where its layer reads a tensor that was raised; 0: never more than `bits`."""
+
+    def bits_in(self, dtype: DType, *, raised: bool = False) -> int:
+        """Return the most bits of a weight that is stored in a type."""
+        return min(dtype.bits, self.widest if raised else self.bits)
 
 
 @dataclass(frozen=True)

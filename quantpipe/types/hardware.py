@@ -366,6 +366,10 @@ class HardwareSpec:
         """Return the ways to run a node: the ways of its kernel, else the ways of its op."""
         return self.placed[node] if node in self.placed else self.ops.get(op, ())
 
+    def function_of(self, signature: OpSignature | None, op: str) -> FunctionKind | None:
+        """Return how a function is formed: as the signature has it, else as the device forms the op."""
+        return self.functions.get(op) if signature is None or signature.function is None else signature.function
+
     @property
     def requantizations(self) -> tuple[RequantizeSpec, ...]:
         """Return every way in which some kernel narrows an accumulator: the device's first, then the kernels' own."""
