@@ -117,6 +117,9 @@ class Sizes:
 FACTS = "facts of the samples"
 """The place of `facts_of` among the float model's outputs, a name that no output has."""
 
+FLOAT_MODEL = "float model"
+"""The phase that is one float pass over the samples."""
+
 PHASES = 11
 """Of an evaluation: five runs of models over a split, two comparisons, values beyond ranges on two splits, overflows
 and the latency. One more where the
@@ -175,7 +178,7 @@ def evaluate(
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, graph=graph, names=names)
-    own, known = run("float model", session, samples, names=(*names, FACTS))
+    own, known = run(FLOAT_MODEL, session, samples, names=(*names, FACTS))
     facts = SampleFacts.of(np.asarray(own.pop(FACTS)), samples)
     reference = checked_reference(own, known, data.compared, samples=len(samples))
     if seen is None:
@@ -262,10 +265,15 @@ def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Calla
 
     A model with external weights is too large for its tensors to be held twice.
     """
-    if is_outside(graph.model):
-        return Session
-    course.concurrent, threads = concurrency(-(-len(samples) // graph.batch_size))
-    return partial(Session, threads=threads)
+    threads = None
+    if not is_outside(graph.model):
+        course.concurrent, threads = concurrency(-(-len(samples) // graph.batch_size))
+
+    def opened(model: ir.Model, *, where: str) -> Session:
+        with course.part("sessions"):
+            return Session(model, threads=threads, where=where)
+
+    return opened
 
 
 def _every_output(
@@ -328,12 +336,7 @@ def _compared(
         check_plug_ins(graph, topology, plan, simulation, realized=realized, samples=some)
         return compare(graph, topology, plan, simulation, realized=realized, samples=some)
 
-    agreement = course.result(
-        "agreement",
-        agree,
-        first(sizes.agreement),
-        Agreement.from_dict,
-    )
+    agreement = course.result("agreement", agree, first(sizes.agreement), Agreement.from_dict)
     release_memory()
     few = first(samples_for(graph, plan, sizes.layer))
     layers = course.result(
