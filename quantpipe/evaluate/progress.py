@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from quantpipe.artifacts import plain
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import joined
-from quantpipe.recover import Kept, NoCheckpoint
+from quantpipe.recover import Kept, LayerCheckpoint, NoCheckpoint
 from quantpipe.types import Batch, Outputs, Samples
 
 Update = Callable[[int, int, str], None]
@@ -74,7 +75,8 @@ class EvaluationProgress:
 
     `kept`: the folder of finished parts between two runs of the program. `progress` opens a bar of a phase by its name;
     `phases` is the expected number of phases, for that name. `concurrent`: how many batches of a model run at once.
-    `part` counts the time of a phase under its name. `clock` is for tests.
+    `part` counts the time of a phase under its name. `allowed` gives the seconds that an optional part may take;
+    `left_out` notes what was not measured for that. `clock` is for tests.
     """
 
     kept: Kept = field(default_factory=NoCheckpoint)
@@ -82,6 +84,8 @@ class EvaluationProgress:
     phases: int = 0
     concurrent: int = 1
     part: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
+    allowed: Callable[[str], float] = lambda name: math.inf
+    left_out: Callable[[str], None] = lambda sentence: None
     seconds: float | None = None
     clock: Callable[[], float] = time.perf_counter
     _phase: int = 0
@@ -134,6 +138,11 @@ class EvaluationProgress:
     def seconds_per_sample(self, name: str) -> float | None:
         """Return what a sample took in a phase with outputs; None where every sample came from an earlier run."""
         return self._per_sample.get(name)
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether parts of an interrupted evaluation are kept."""
+        return isinstance(self.kept, LayerCheckpoint) and self.kept.any()
 
     @property
     def _worth(self) -> float:

@@ -29,7 +29,7 @@ from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.effort import effort_part
+from quantpipe.pipeline.effort import BASELINES, EffortBudget, effort_part, estimated
 from quantpipe.pipeline.figures import Way, figures_of
 from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report, file_trials
@@ -93,7 +93,7 @@ def evaluate(
     profile: Profile | None,
     seen: Reference | None = None,
     *,
-    diagnose: Callable[[RunReport], DiagnosisPart | None],
+    diagnose: Callable[[RunReport, EffortBudget], DiagnosisPart | None],
 ) -> RunReport:
     """Evaluate the realized model, and return the report.
 
@@ -116,19 +116,19 @@ def evaluate(
     if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        course = EvaluationProgress(kept, job.console.progress, part=partial(part_of, job.console))
-        few = job.settings.evaluate.realized_samples
-        note = f", the realized model on {few} of them" if few is not None and few < len(job.inputs.evaluate) else ""
-        goes_on = ", going on" if kept.any() else ""
-        job.console.stage("evaluate", f"{len(job.inputs.evaluate)} samples{note}{goes_on}")
-        report, shown = _evaluate(made, found, profile, realized=realized, course=course, seen=seen)
+        budget = _budget(job, found, profile)
+        course = EvaluationProgress(
+            kept, job.console.progress, part=partial(part_of, job.console), allowed=budget.seconds,
+            left_out=budget.leave_out,
+        )  # fmt: skip
+        budget.per_sample = partial(course.seconds_per_sample, FLOAT_MODEL)
+        report, shown = _evaluate(made, found, profile, realized=realized, course=course, seen=seen, budget=budget)
         claims = read_json(job.files.certificate, job.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
-        if (wrong := diagnose(report)) is not None:
+        if (wrong := diagnose(report, budget)) is not None:
             report["diagnosis"] = wrong
         if isinstance(job.console, Timed):
-            per_sample = course.seconds_per_sample(FLOAT_MODEL)
-            report["effort"] = effort_part(job.console, len(job.inputs.evaluate), per_sample, found.recovery)
+            report["effort"] = effort_part(job.console, budget, found.recovery)
             shown.figures["timeline"] = timeline_of(job.console)
         with part_of(job.console, PAGE):
             job.files.write_report(report, shown, origin)
@@ -142,6 +142,17 @@ def evaluate(
     return _agreed(job, report)
 
 
+def _budget(job: RunContext, found: SearchDecision, profile: Profile | None) -> EffortBudget:
+    """Return what the evaluation may take; what the options leave out is noted."""
+    options, estimate = job.settings.effort, estimated(profile, found.report, len(job.inputs.search))
+    budget = EffortBudget(options, job.console, len(job.inputs.evaluate), estimate=estimate)
+    if budget.evaluated < budget.samples:
+        budget.leave_out(f"{budget.evaluated} of {budget.samples} evaluation samples were evaluated")
+    if not options.other_sessions:
+        budget.leave_out("the comparison of integers in sessions other than the file's own")
+    return budget
+
+
 def _evaluate(
     made: RealizedRun,
     found: SearchDecision,
@@ -150,11 +161,15 @@ def _evaluate(
     realized: Rendered,
     course: EvaluationProgress,
     seen: Reference | None,
+    budget: EffortBudget,
 ) -> tuple[RunReport, Beside]:
     """Return the report, and the data that are kept next to it."""
     job, plan = made.job, made.plan
-    settings, samples = job.settings, job.inputs.evaluate
+    settings, samples = job.settings, First(job.inputs.evaluate, stages.whole_batches(job.graph, budget.evaluated))
     options = settings.evaluate
+    few = options.realized_samples
+    note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
+    job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if course.goes_on else ''}")
     evaluation = stages.evaluate(
         stages.EvaluatedModel(job.graph, job.topology, plan, realized),
         stages.EvaluationSamples(samples, job.inputs.search, job.inputs.compared, seen),
@@ -164,6 +179,7 @@ def _evaluate(
             options.realized_samples,
             options.latency_runs,
             options.latency_seconds,
+            settings.effort.other_sessions,
         ),
         metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
         course=course,
@@ -216,7 +232,7 @@ def _evaluate(
     if (changed := imported_warning(beside)) is not None:
         job.console.warn(changed)
     with course.part("onnxruntime's own quantization"):
-        beaten = _baseline(made, evaluation, realized)
+        beaten = _baseline(made, evaluation, realized, budget)
     evaluated = Evaluated(
         plan,
         evaluation,
@@ -264,7 +280,9 @@ def _ranges(job: RunContext, found: SearchDecision, profile: Profile) -> dict[st
     return {g.key: table.group_range(g, bits[g.key]) for g in measured if g.key in bits}
 
 
-def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
+def _baseline(
+    made: RealizedRun, evaluation: Evaluation, realized: Rendered, budget: EffortBudget
+) -> BaselinePart | None:
     """Return the accuracy of onnxruntime's own quantization; warn if it is better than the result."""
     job, graph = made.job, made.given
     spec, latency = job.settings.spec, evaluation.latency
@@ -272,8 +290,13 @@ def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> 
         return None
     if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, ratio=latency["ratio"]):
         return None
+    if not budget.options.baseline_passes:
+        budget.leave_out("the comparison with onnxruntime's own quantization (effort.baseline_passes=0)")
+        return None
     session = Session(realized.model, where="the realized model")
-    compared = BaselineModels(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])
+    compared = BaselineModels(
+        graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"], budget.seconds(BASELINES)
+    )
     found = baseline(compared, evaluation.accurate)
     said = baseline_warning(found, job.topology, job.graph.as_given is not None)
     if said is not None:

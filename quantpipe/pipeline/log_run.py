@@ -154,7 +154,7 @@ def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
     return " ".join(part for part in (settings.spec.name, search, *words, *keys, settings.model.stem) if part)
 
 
-TOLD = ("schema", "threshold", "precision", "objective", "recover", "train", "realize", "dataset")
+TOLD = ("schema", "threshold", "precision", "objective", "recover", "train", "realize", "effort", "dataset")
 """Groups whose options tell runs apart, where they were given."""
 UNTOLD = ("tracking", "executor", "evaluate", "command", "verbosity", "plugins", "strategy", "experiments")
 """Parts of the configuration whose keys tell no runs apart, or say so elsewhere."""

@@ -25,6 +25,12 @@ def effort_sentence(effort: Any) -> str | None:
     return spent
 
 
+def left_out(effort: Any) -> str | None:
+    """Return in one line what was not measured; None if nothing was left out."""
+    found = mapping(effort).get("left_out")
+    return f"left out: {'; '.join(map(str, found))}" if found else None
+
+
 def effort_rows(effort: Any) -> list[Mapping[str, Any]]:
     """Return the rows that the page shows: every stage, and the parts that take time."""
     found = mapping(effort)

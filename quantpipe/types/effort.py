@@ -26,7 +26,8 @@ class EffortPart(TypedDict):
     """Where time and memory of a run went, up to its report.
 
     `float_pass_seconds`: of the float model over all `samples` of the evaluation, null if unknown. `passes`: everything
-    after calibration in that unit.
+    after calibration in that unit, and `limit` what the options leave it. `left_out`: what was not measured for that,
+    in sentences.
     """
 
     samples: int
@@ -35,4 +36,6 @@ class EffortPart(TypedDict):
     processor_seconds: float
     peak_mb: float
     passes: float | None
+    limit: float
+    left_out: list[str]
     rows: list[EffortRow]

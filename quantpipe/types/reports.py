@@ -195,6 +195,7 @@ class RunPart(TypedDict):
     precision: NotRequired[str]
     realize: str
     executor: NotRequired[str]
+    effort: NotRequired[str]
     tracking: NotRequired[str]
     float_on: str
     samples: int

@@ -12,7 +12,8 @@ import quantpipe
 from quantpipe.data import DigitsDataset
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.pipeline import timeline
-from quantpipe.pipeline.effort import effort_part, seconds_by_stage
+from quantpipe.pipeline.effort import EffortBudget, effort_part, seconds_by_stage
+from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.timeline import Timed, part_of
 from quantpipe.report.effort_text import effort_rows, effort_sentence
 from tests.evaluate.test_course import Numbers
@@ -100,14 +101,14 @@ def test_the_unit_is_a_pass_over_all_samples(clock: Callable[[float], None]) -> 
         console.stage(name)
         clock(seconds)
     steps: Any = {"steps": [{"step": "gptq", "kl_before": 1.0, "kl_after": 0.5, "kept": True, "seconds": 6.0}]}
-    found = effort_part(console, 4, 0.5, steps)
+    found = effort_part(console, EffortBudget(EffortOptions(), console, 4, lambda: 0.5), steps)
     assert (found["samples"], found["float_pass_seconds"], found["seconds"]) == (4, 2.0, 25.0)
     assert found["passes"] == (5.0 + 7.0 + 9.0) / 2.0, "only what follows calibration"
     rows = [(row["stage"], row["part"], row["seconds"], row["passes"]) for row in found["rows"]]
     assert rows[3:5] == [("recover", None, 7.0, 3.5), ("recover", "gptq", 6.0, 3.0)]
     assert all(row["peak_mb"] > 0 and row["memory_mb"] > 0 for row in found["rows"] if row["part"] is None)  # type: ignore[operator]
     assert seconds_by_stage([*found["rows"], found["rows"][0]])["model"] == 2.0
-    resumed = effort_part(console, 4, None, {})
+    resumed = effort_part(console, EffortBudget(EffortOptions(), console, 4), {})
     assert resumed["passes"] is None and all(row["passes"] is None for row in resumed["rows"])
 
 
