@@ -59,7 +59,8 @@ class EffortBudget:
     def seconds(self, part: str) -> float:
         """Return the seconds that an optional part may take; no limit without a unit.
 
-        It is the part's own limit, at most the rest of the run's, and at least `least_seconds`. `max_seconds` always holds.
+        It is the part's own limit, at most the rest of the run's, and at least `least_seconds`. `max_seconds` always
+        holds.
         """
         options, once = self.options, self.once
         passes = {
