@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantpipe.errors import ConfigError
-from quantpipe.search.options import real
+from quantpipe.search.option_checks import real
 
 
 @dataclass(frozen=True)
