@@ -40,7 +40,7 @@ OF_MODEL = ("custom_ops", "random", "recurrent")
 class Options(TypedDict, total=False):
     """Name the options of a run in addition to model, samples and hardware.
 
-    A group (the first eleven) is the name of an option, or a mapping of its keys, of which `option` chooses among the
+    A group (the first twelve) is the name of an option, or a mapping of its keys, of which `option` chooses among the
     files of conf/. The others are values, or mappings of the keys that docs/configuration.md lists.
 
     Attributes:
@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
         recover: Better weights and biases from the calibration samples.
         train: Learned weights and ranges after recovery, such as `"lsq"`; nothing by default. It needs PyTorch.
         realize: The form of the integer model, or a list of forms, which are compared.
+        effort: How much is measured after calibration: `"quick"`, `"default"` or `"thorough"`.
         executor: Where candidates are measured.
         tracking: Where the run is filed; nowhere by default.
         dataset: How given samples are divided and preprocessed (the keys of conf/dataset/callable.yaml).
@@ -84,6 +85,7 @@ class Options(TypedDict, total=False):
     recover: Group
     train: Group
     realize: Group | Sequence[str]
+    effort: Group
     executor: Group
     tracking: Group
     dataset: Mapping[str, Any]

@@ -160,7 +160,7 @@ class Pipeline:
         with self._guard, RunFolder(self._workspace.path).lock():
             if not self._tracks:
                 self._settings.tracker.check()
-                start_tracking(self._settings, self._steps.job.inputs)
+                start_tracking(self._settings, self._steps.job.inputs, self._steps.job.console)
                 self._tracks = True
             return ask(self._steps)
 

@@ -230,7 +230,7 @@ def _run(settings: Settings) -> None:
     try:
         tracker.check()
         steps = open_run(settings, console, shipped)  # a mistyped path leaves no failed run behind
-        start_tracking(settings, steps.job.inputs)
+        start_tracking(settings, steps.job.inputs, steps.job.console)
         with tracker:
             report = run(steps)
     except KeyboardInterrupt:

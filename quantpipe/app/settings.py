@@ -35,6 +35,7 @@ from quantpipe.hardware.cells import Recurrent, cell_forms, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.passwords import concealed
+from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.settings import (
     OBJECTIVE,
@@ -63,6 +64,7 @@ GROUPS = (
     "recover",
     "train",
     "realize",
+    "effort",
     "executor",
     "tracking",
 )
@@ -221,6 +223,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
             with_bits(plain["annotate"], plain["objective"].get("cost")), _expect(plain["strict"], False, "strict")
         ),
         evaluate=_evaluate(plain["evaluate"]),
+        effort=_effort(plain["effort"]),
         detections=_built(DetectionOptions, plain["detections"] or {}, "detections"),
         check=_built(CheckSettings, plain["check"] or {}, "check"),
         explain=_explain(plain.get("explain") or {}, launch),
@@ -300,6 +303,13 @@ def _evaluate(given: Mapping[str, Any]) -> EvaluateSettings:
         EvaluateSettings, {key: value for key, value in given.items() if key not in free}, "evaluate"
     )
     return replace(found, **{key: given[key] for key in free if key in given})
+
+
+def _effort(given: Mapping[str, Any]) -> EffortOptions:
+    """Return the options of the effort; they check `max_seconds`, a number or null, themselves."""
+    plain = {key: value for key, value in given.items() if key != "max_seconds"}
+    found: EffortOptions = _options(EffortOptions, plain, "effort")
+    return replace(found, max_seconds=given.get("max_seconds"))
 
 
 def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

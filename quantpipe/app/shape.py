@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "precision": (),
     "recover": (),
     "realize": ("backend",),
+    "effort": (),
     "executor": ("_target_",),
     "tracking": ("_target_",),
     "replay": (),

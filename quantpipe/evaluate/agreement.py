@@ -26,8 +26,9 @@ from quantpipe.calibrate.passes import run_size
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.compared_models import RealizedModel, SessionKind, SimulatedModel, Values, value_names
 from quantpipe.evaluate.compared_tensors import Watched
+from quantpipe.evaluate.spending import UNLIMITED, Spending
 from quantpipe.graph.ahead import in_order
-from quantpipe.graph.execute import Kernels, Session, concurrency
+from quantpipe.graph.execute import Kernels, Session, concurrency, pairs_saturate
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
@@ -51,6 +52,9 @@ ROUNDING_DB = 90.0
 
 UNOPTIMIZED = "optimization off"
 
+INFORMED = 0.5
+"""Share of the time after which only the sessions that decide are compared further."""
+
 
 @dataclass(frozen=True)
 class SessionAgreement:
@@ -59,6 +63,7 @@ class SessionAgreement:
     `decides`: the run fails where these differ; others say what to expect where the file is run so. `inexact`: not
     equal, and within the bound of float32's rounding. `refused`: why the runtime takes no such session. `watched`: with
     every integer as an output, which can change what the runtime fuses; else as the file is, with its own outputs.
+    `same_as`: the session whose kernels it has on this processor; it is not run again.
     """
 
     session: str
@@ -70,6 +75,7 @@ class SessionAgreement:
     first_tensor: str | None = None
     refused: str | None = None
     watched: bool = True
+    same_as: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,16 @@ def compare(
 
 
 def compare_with(
-    simulated: SimulatedModel, realized: Rendered, samples: Samples, kinds: Sequence[SessionKind]
+    simulated: SimulatedModel,
+    realized: Rendered,
+    samples: Samples,
+    kinds: Sequence[SessionKind],
+    *,
+    spending: Spending = UNLIMITED,
 ) -> Agreement:
     """Compare with a simulated model that is loaded already, in some kinds of sessions.
+
+    When `spending` is over, the rest of the samples is left out.
 
     Raises AgreementError where the realized model lacks a tensor that the plan lists.
     """
@@ -153,22 +166,26 @@ def compare_with(
     current: Batch | None = None
     with (
         ThreadPoolExecutor(at_once) as pool,
-        closing(in_order(pool, _run, _asked(sides, samples.batches(size)), at_once)) as running,
+        closing(in_order(pool, _run, _asked(sides, samples.batches(size), spending), at_once)) as running,
     ):
         for (side, batch), coming in running:
             if batch is not current:
                 current = batch
                 simulated.start(batch.inputs)
             side.compare(coming.result(), len(batch.indices))
-    return _summary(simulated.watched, sides, len(samples))
+    return _summary(simulated.watched, sides)
 
 
-def _asked(sides: Sequence[RealizedModel], batches: Iterable[Batch]) -> Iterator[tuple[RealizedModel, Batch]]:
-    """Yield each batch with the sessions that are compared on it."""
-    done = 0
+def _asked(
+    sides: Sequence[RealizedModel], batches: Iterable[Batch], spending: Spending
+) -> Iterator[tuple[RealizedModel, Batch]]:
+    """Yield each batch with the sessions that are compared on it: all take the first one."""
+    done, early = 0, spending.first(INFORMED)
     for batch in batches:
+        if done and spending.over():
+            return
         for side in sides:
-            if side.takes(done):
+            if side.takes(done) and not (done and not side.kind.decides and early.over()):
                 yield side, batch
         done += len(batch.indices)
 
@@ -204,18 +221,39 @@ def session_kinds(model: ir.Model) -> list[SessionKind]:
     ]
     if is_outside(model):  # each session maps all weights again, and runs without rearranged ones
         return kinds
-    if asked:
+    others: list[tuple[dict[str, str], int | None]] = [({}, None)] if asked else []
+    others += [] if exact else [({**asked, **EXACT_PAIRS}, OTHERS)]
+    for options, most in others:
         # As it is: integers that are outputs keep the runtime from rewriting int8 to uint8.
-        kinds.append(SessionKind(name_of({}), False, partial(Session, options={}, kernels=Kernels.NATIVE), whole=False))
-    if not exact:
-        options = {**asked, **EXACT_PAIRS}
-        kinds.append(
-            SessionKind(
-                name_of(options), False, partial(Session, options=options, kernels=Kernels.NATIVE), samples=OTHERS
-            )
-        )
+        opened = partial(Session, options=options, kernels=Kernels.NATIVE)
+        whole, same = bool(options), name if same_kernels(model, asked, options) else None
+        kinds.append(SessionKind(name_of(options), False, opened, whole=whole, samples=most, same_as=same))
     off = partial(Session, options=asked, kernels=Kernels.AS_WRITTEN)
     return [*kinds, SessionKind(UNOPTIMIZED, False, off, samples=OTHERS)]
+
+
+def same_kernels(model: ir.Model, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether two sessions of a model, by their options, run the same kernels on this processor.
+
+    They do if they differ in `EXACT_PAIRS` alone, and no product of the model is added in saturating pairs: on
+    processors with VNNI and on Arm, or without int8 constants.
+    """
+    if {*one.items()} ^ {*other.items()} != {*EXACT_PAIRS.items()}:
+        return False
+    return not pairs_saturate() or not _has_signed_weights(model)
+
+
+def _has_signed_weights(model: ir.Model) -> bool:
+    """Return whether a model, or a graph inside it, holds int8 constants."""
+    held = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    held += [
+        attribute.as_tensor()
+        for graph in model.graphs()
+        for node in graph
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.TENSOR
+    ]
+    return any(tensor is not None and tensor.dtype == ir.DataType.INT8 for tensor in held)
 
 
 def _session(name: str) -> str:
@@ -228,7 +266,7 @@ def _deploy(sessions: Collection[SessionAgreement]) -> str:
     return f"run the model {how}, in which all agree"
 
 
-def _summary(what: Watched, sides: Collection[RealizedModel], samples: int) -> Agreement:
+def _summary(what: Watched, sides: Collection[RealizedModel]) -> Agreement:
     """Return one figure of the sessions that decide, and a line for each kind."""
     whole, plain = (side.count for side in sides if side.kind.decides)
     differing = whole.differing or plain.differing
@@ -239,7 +277,7 @@ def _summary(what: Watched, sides: Collection[RealizedModel], samples: int) -> A
         behind_float=max(whole.behind, plain.behind),
         max_lsb=max(whole.max_lsb, plain.max_lsb),
         first_tensor=whole.first or plain.first,
-        samples=samples,
+        samples=min(side.samples for side in sides if side.kind.decides),
         real_elements=whole.real_elements,
         real_inexact=max(whole.inexact, plain.inexact),
         sessions=tuple(_line(side) for side in sides),
@@ -258,4 +296,5 @@ def _line(side: RealizedModel) -> SessionAgreement:
         first_tensor=count.first,
         refused=side.refused,
         watched=side.kind.whole,
+        same_as=side.kind.same_as,
     )

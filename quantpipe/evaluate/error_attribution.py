@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -16,6 +17,7 @@ from quantpipe.evaluate.local_split import local_splits
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.passing import passing_rows
 from quantpipe.evaluate.sensitivity import Alone, AloneMeasure, Exchanged, QuantizedParts, Wanted, by_cost
+from quantpipe.evaluate.spending import UNLIMITED, Spending
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
 from quantpipe.precision import moves_of, named
@@ -32,6 +34,9 @@ from quantpipe.types import (
     Topology,
 )
 
+FEWEST = 4
+"""Tensors, weights and biases that are measured alone, however little time there is."""
+
 INPUT = "input"
 """The role of the model's own inputs."""
 
@@ -45,6 +50,7 @@ class Causes:
     ) -> None:  # fmt: skip
         self._graph, self._topology, self._plan = graph, topology, plan
         numbers = QuantizedParts.of(graph, topology, plan)
+        self.left_out: list[str] = []
         self._by_channel = matching((*numbers.quantizers, *numbers.constants), per_channel)
         simulation = self._simulation = simulate(graph, topology, plan)
         self._measure = AloneMeasure(graph, numbers, samples, compared=compared)
@@ -67,17 +73,25 @@ class Causes:
         return self._measure.passes
 
     def rows(
-        self, split: int, show: Callable[[int, int, str], None], *, most: int | None = None
-    ) -> list[CauseRow]:  # fmt: skip
+        self,
+        split: int,
+        show: Callable[[int, int, str], None],
+        *,
+        most: int | None = None,
+        spending: Spending = UNLIMITED,
+    ) -> list[CauseRow]:
         """Return a row for everything that is quantized, worst first.
 
         Rounding and clipping are measured apart for `split` of the worst tensors. `show` is called with the progress.
-        `most` tensors, weights and biases, those with the most noise of their own, are measured; None: all.
+        `most` tensors, weights and biases, those with the most noise of their own, are measured; None: all. Once
+        `spending` is over, those with less noise are not.
         """
         measure = self._measure
         every = [
             Wanted(name) for name in (*self._noisiest(measure.tensors, most), *self._noisiest(measure.constants, most))
         ]
+        if spending.limit < math.inf:
+            every = self._within(every, spending)
         alone = measure.first(every, split, show)
         order = by_cost(alone)
         # Few nodes fall into finer roles than all of them do.
@@ -101,6 +115,16 @@ class Causes:
         for name, part in parts.items():
             rows[name]["split"] = part
         return list(rows.values())
+
+    def _within(self, every: list[Wanted], spending: Spending) -> list[Wanted]:
+        """Return as many as the time left is enough for, by the time of the first one; at least `FEWEST`."""
+        begin = spending.spent
+        self._measure.measure(every[:1], batches=self._measure.screened)
+        took = spending.spent - begin
+        count = max(FEWEST, int((spending.limit - spending.spent) / took)) if took > 0 else len(every)
+        noise = sorted(every, key=lambda one: -self._noise(one.name))
+        self.left_out = [one.name for one in noise[count:]]
+        return [one for one in every if one.name not in {*self.left_out}]
 
     def _noisiest(self, names: Iterable[str], most: int | None) -> Sequence[str]:
         """Return the names with the largest loss of their own signal (no limit: all); unknown ones come first."""

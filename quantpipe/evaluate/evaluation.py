@@ -12,9 +12,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
-from quantpipe.errors import ModelError
-from quantpipe.evaluate.agreement import Agreement, compare, float_warning
+from quantpipe.evaluate.agreement import Agreement, float_warning
 from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
+from quantpipe.evaluate.bounded_agreement import bounded_agreement
+from quantpipe.evaluate.compared_models import SimulatedModel
+from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report, samples_for
@@ -25,7 +27,7 @@ from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Kernels, Session, concurrency, lifted, release_memory
+from quantpipe.graph.execute import Session, concurrency, lifted, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.graph.session_options import carried
@@ -104,7 +106,7 @@ class Sizes:
     """State how much of the evaluate split the parts of an evaluation use.
 
     These are samples compared `agreement` by element and `layer` by tensor, samples the `realized` model runs on (None:
-    all), runs and seconds of the latency.
+    all), runs and seconds of the latency. `other_sessions`: integers are compared also in sessions that do not decide.
     """
 
     agreement: int
@@ -112,10 +114,14 @@ class Sizes:
     realized: int | None
     latency_runs: int
     latency_seconds: float
+    other_sessions: bool = True
 
 
 FACTS = "facts of the samples"
 """The place of `facts_of` among the float model's outputs, a name that no output has."""
+
+FLOAT_MODEL = "float model"
+"""The phase that is one float pass over the samples."""
 
 PHASES = 11
 """Of an evaluation: five runs of models over a split, two comparisons, values beyond ranges on two splits, overflows
@@ -175,7 +181,7 @@ def evaluate(
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, graph=graph, names=names)
-    own, known = run("float model", session, samples, names=(*names, FACTS))
+    own, known = run(FLOAT_MODEL, session, samples, names=(*names, FACTS))
     facts = SampleFacts.of(np.asarray(own.pop(FACTS)), samples)
     reference = checked_reference(own, known, data.compared, samples=len(samples))
     if seen is None:
@@ -194,7 +200,7 @@ def evaluate(
     outputs, _ = run("realized model", session, few, names=tuple(dict.fromkeys((names[0], *boxes))))
     found = outputs[names[0]]
     same = first_samples(reference, len(few), len(samples))
-    alone = _in_default_session(model.realized.model, few, same, run) if runs_here else {}
+    alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
     free = free_running(session, few, same)
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
     figures = _every_output(graph, session, few, course=course, watched=watched) or [
@@ -241,31 +247,20 @@ def evaluate(
     )
 
 
-def _in_default_session(model: ir.Model, samples: Samples, same: Reference, run: Callable[..., Any]) -> dict[str, Any]:
-    """Return the metrics of a file without the session options that it asks for, by the key of the report.
-
-    The result is empty where it asks for none, where the runtime loads it with them only, and for mapped weights.
-    """
-    if not carried(model) or is_outside(model):
-        return {}
-    try:
-        session = Session(model, options={}, kernels=Kernels.NATIVE, where="realized model, default session")
-        outputs, _ = run("default session", session, samples)
-    except ModelError:
-        return {}
-    found: Outputs = next(iter(outputs.values()))
-    return {"default_session": summary(same.outputs, found, same.labels)}
-
-
 def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Callable[..., Session]:
     """Make sessions of which several batches run at once, a core for each: integer kernels share no layer well.
 
     A model with external weights is too large for its tensors to be held twice.
     """
-    if is_outside(graph.model):
-        return Session
-    course.concurrent, threads = concurrency(-(-len(samples) // graph.batch_size))
-    return partial(Session, threads=threads)
+    threads = None
+    if not is_outside(graph.model):
+        course.concurrent, threads = concurrency(-(-len(samples) // graph.batch_size))
+
+    def opened(model: ir.Model, *, where: str) -> Session:
+        with course.part("sessions"):
+            return Session(model, threads=threads, where=where)
+
+    return opened
 
 
 def _every_output(
@@ -326,14 +321,10 @@ def _compared(
 
     def agree(some: Samples) -> Agreement:
         check_plug_ins(graph, topology, plan, simulation, realized=realized, samples=some)
-        return compare(graph, topology, plan, simulation, realized=realized, samples=some)
+        simulated = SimulatedModel(graph, topology, plan, simulation, realized=realized)
+        return bounded_agreement(simulated, realized, some, course, others=sizes.other_sessions)
 
-    agreement = course.result(
-        "agreement",
-        agree,
-        first(sizes.agreement),
-        Agreement.from_dict,
-    )
+    agreement = course.result("agreement", agree, first(sizes.agreement), Agreement.from_dict)
     release_memory()
     few = first(samples_for(graph, plan, sizes.layer))
     layers = course.result(

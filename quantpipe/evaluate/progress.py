@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from quantpipe.artifacts import plain
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import joined
-from quantpipe.recover import Kept, NoCheckpoint
+from quantpipe.recover import Kept, LayerCheckpoint, NoCheckpoint
 from quantpipe.types import Batch, Outputs, Samples
 
 Update = Callable[[int, int, str], None]
@@ -74,16 +75,21 @@ class EvaluationProgress:
 
     `kept`: the folder of finished parts between two runs of the program. `progress` opens a bar of a phase by its name;
     `phases` is the expected number of phases, for that name. `concurrent`: how many batches of a model run at once.
-    `clock` is for tests.
+    `part` counts the time of a phase under its name. `allowed` gives the seconds that an optional part may take;
+    `left_out` notes what was not measured for that. `clock` is for tests.
     """
 
     kept: Kept = field(default_factory=NoCheckpoint)
     progress: Callable[[str], Update] = _silent
     phases: int = 0
     concurrent: int = 1
+    part: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
+    allowed: Callable[[str], float] = lambda name: math.inf
+    left_out: Callable[[str], None] = lambda sentence: None
     seconds: float | None = None
     clock: Callable[[], float] = time.perf_counter
     _phase: int = 0
+    _per_sample: dict[str, float] = field(default_factory=dict)
 
     def outputs(
         self, name: str, run: Callable[[Batch], NDArray[Any]], samples: Samples, size: int
@@ -100,10 +106,15 @@ class EvaluationProgress:
     ) -> tuple[list[Outputs], NDArray[np.int64] | None]:
         """Return several outputs over all samples in the order of `run`, and the labels `[N]` or None."""
         update = self._begin(name)
-        rows, complete = self._stored(_key(name, size))
-        update(_samples(rows), len(samples), "")
-        if not complete:
-            self._go_on(_key(name, size), run, samples.batches(size), rows, tell=lambda n: update(n, len(samples), ""))
+        with self.part(name):
+            rows, complete = self._stored(_key(name, size))
+            known, begin = _samples(rows), self.clock()
+            update(known, len(samples), "")
+            if not complete:
+                key = _key(name, size)
+                self._go_on(key, run, samples.batches(size), rows, tell=lambda n: update(n, len(samples), ""))
+            if fresh := _samples(rows) - known:
+                self._per_sample[name] = (self.clock() - begin) / fresh
         labels = [known for _, known in rows if known is not None]
         outputs = [joined(list(found)) for found in zip(*(row for row, _ in rows), strict=True)]
         return outputs, np.concatenate(labels) if labels else None
@@ -118,10 +129,20 @@ class EvaluationProgress:
         if found is not None:
             return make(json.loads(str(found["result"])))
         begin = self.clock()
-        result = work(CountedSamples(samples, lambda done: update(done, len(samples), "")))
+        with self.part(name):
+            result = work(CountedSamples(samples, lambda done: update(done, len(samples), "")))
         if self.clock() - begin >= self._worth:
             self.kept.write(_key(name, len(samples)), {"result": np.array(json.dumps(_plain(result), default=plain))})
         return result
+
+    def seconds_per_sample(self, name: str) -> float | None:
+        """Return what a sample took in a phase with outputs; None where every sample came from an earlier run."""
+        return self._per_sample.get(name)
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether parts of an interrupted evaluation are kept."""
+        return isinstance(self.kept, LayerCheckpoint) and self.kept.any()
 
     @property
     def _worth(self) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.evaluate.nearness import OutputFigures
-from quantpipe.metrics.interval import Z, wilson
+from quantpipe.metrics.interval import Z, at_least, wilson
 from quantpipe.metrics.paired import holm, mean_interval
 from quantpipe.metrics.sample_figures import SampleFigures
 from quantpipe.types import Batch, GroupRow, Samples, WorstSampleRow, groups_of, sample_name
@@ -310,10 +310,8 @@ def _mean_share(rows: Sequence[GroupRow]) -> float:
 
 def _chance(row: GroupRow, average: GroupRow) -> float:
     """Return the probability of so few equal answers if the group were like the whole output (binomial test)."""
-    from scipy.stats import binom
-
     share = min(average.get("equal", 1.0), 1 - 0.5 / max(average["samples"], 1))
-    return float(binom.cdf(round(row["equal"] * row["samples"]), row["samples"], share))
+    return at_least(row["samples"] - round(row["equal"] * row["samples"]), row["samples"], 1 - share)
 
 
 def _badness(row: GroupRow) -> tuple[bool, float]:

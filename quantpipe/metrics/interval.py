@@ -24,8 +24,12 @@ def wilson(share: float | None, count: int) -> tuple[float, float] | None:
 
 def chance_of(right: int, count: int, classes: int) -> float:
     """Return the probability that guessing among `classes` gets at least `right` of `count` right (binomial test)."""
-    p = 1 / classes
-    if classes < 2 or right <= 0:
+    return 1.0 if classes < 2 else at_least(right, count, 1 / classes)
+
+
+def at_least(right: int, count: int, p: float) -> float:
+    """Return the probability of at least `right` of `count` draws of probability `p`, 0 < p <= 1."""
+    if right <= 0 or p >= 1:
         return 1.0
     logs = (
         math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)

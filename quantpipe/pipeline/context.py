@@ -17,6 +17,7 @@ from quantpipe.calibrate.offered_ranges import RangeOffer, distinct
 from quantpipe.calibrate.ruled import percents_of, ruled
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
+from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.inputs import Inputs
 from quantpipe.pipeline.origin_parts import KINDS, part
 from quantpipe.pipeline.profile import digest_of_profile
@@ -273,7 +274,9 @@ class RunContext:
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
-        return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate", "detections"))
+        keys = (*ANNOTATE, "realize", "evaluate", "detections")
+        default = self.settings.effort == EffortOptions()  # as in folders from before there was this option
+        return self.origin("evaluate", made_from | compared, keys if default else (*keys, "effort"))
 
     @property
     def _metric(self) -> str:

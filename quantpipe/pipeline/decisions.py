@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from quantpipe.pipeline.settings import RUN_LOG
 from quantpipe.types import (
@@ -57,3 +58,9 @@ def evaluated(report: RunReport) -> None:
         agreement["differing"],
         agreement["elements"],
     )
+
+
+def spent(parts: Mapping[str, float], sentence: str | None) -> None:
+    """Log where the time went: the sentence of the report, and the seconds of what came after it by name."""
+    after = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+    _log.info("effort     %s", "; ".join(text for text in (sentence, after) if text))

@@ -13,9 +13,11 @@ from quantpipe.data.subset import First
 from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.evaluate.nearness import below, is_accurate
+from quantpipe.evaluate.spending import Spending
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.pipeline.advice import Change
 from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.effort import EXPLAIN, EffortBudget
 from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.inspection import Closeness, inspect
 from quantpipe.pipeline.settings import EvaluateSettings
@@ -44,26 +46,37 @@ def diagnose(
     report: RunReport,
     *,
     shipped: Callable[[], ShippedOptions],
+    budget: EffortBudget,
 ) -> DiagnosisPart | None:
     """Return the diagnosis of a result; None where it loses no more than allowed, or diagnosis is off.
 
     `job` is the run on the network as it was given. A replay has no profile, and nothing is changed for it. `shipped`
-    are options of the configuration that are tried for the whole run.
+    are options of the configuration that are tried for the whole run. `budget` limits the time.
     """
     why = list(reasons(report, found, job.settings.evaluate))
     if not why or job.settings.evaluate.explain == "none":
         return None
+    if not budget.options.explain_passes:
+        budget.leave_out("the diagnosis of the result (effort.explain_passes=0)")
+        return None
     try:
-        return _diagnosed(job, found, profile, why, shipped=shipped() if profile is not None else ShippedOptions())
+        options = shipped() if profile is not None else ShippedOptions()
+        return _diagnosed(job, found, profile, why, shipped=options, budget=budget)
     except QuantpipeError as error:  # the result is there; a run does not fail for what is said about it
         job.console.warn(f"evaluate.explain: what is wrong with the result could not be found out: {error}")
         return None
 
 
 def _diagnosed(
-    job: RunContext, found: SearchDecision, profile: Profile | None, why: list[str], *, shipped: ShippedOptions
+    job: RunContext,
+    found: SearchDecision,
+    profile: Profile | None,
+    why: list[str],
+    *,
+    shipped: ShippedOptions,
+    budget: EffortBudget,
 ) -> DiagnosisPart:
-    began, search = time.perf_counter(), job.inputs.search
+    began, search, spending = time.perf_counter(), job.inputs.search, Spending(budget.seconds(EXPLAIN))
     work = max(sum(multiply_accumulates(node, job.graph) for node in job.graph.nodes), 1)
     count = min(max(WORK // work, LEAST_SAMPLES), MOST_SAMPLES)
     few = First(search, whole_batches(job.graph, count))
@@ -76,8 +89,12 @@ def _diagnosed(
             return work * len(job.inputs.calibrate) <= RECOVERY
         return light or bool(change.members)  # a change of the whole run rounds every weight again
 
-    closeness = Closeness(few, few, CULPRITS, (), CAUSES, affordable)
+    closeness = Closeness(few, few, CULPRITS, (), CAUSES, affordable, spending)
     seen = inspect(job, found, profile, shipped=shipped, closeness=closeness)
+    if seen.unseen:
+        budget.leave_out(f"diagnosis: {len(seen.unseen)} tensors, weights and biases were not measured alone")
+    if seen.cut:
+        budget.leave_out(f"diagnosis: {len(seen.cut)} changes were not measured")
     share = len(few) / max(len(search), 1)
     return {
         "why": why,
@@ -88,8 +105,7 @@ def _diagnosed(
         "advice": [row for row in seen.advice if row["advised"]][: 2 * CULPRITS],
         "unmeasured": [
             {"change": change.words, "overrides": list(change.overrides)}
-            for change in seen.left
-            if change.recover is not None or change.train.active
+            for change in (*(one for one in seen.left if one.recover is not None or one.train.active), *seen.cut)
         ],
         "passes": share * (seen.alone_passes + seen.evaluations),
         "seconds": time.perf_counter() - began,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from quantpipe.annotate.half import below_half, beyond_half
 from quantpipe.artifacts import read_json
@@ -14,7 +15,7 @@ from quantpipe.errors import AgreementError
 from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings
 from quantpipe.evaluate.enough_samples import enough
-from quantpipe.evaluate.evaluation import Evaluation
+from quantpipe.evaluate.evaluation import FLOAT_MODEL, Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
 from quantpipe.evaluate.progress import EvaluationProgress
@@ -28,15 +29,17 @@ from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.effort import BASELINES, EffortBudget, effort_part, estimated
 from quantpipe.pipeline.figures import Way, figures_of
 from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report, file_trials
 from quantpipe.pipeline.report_attachments import Beside, digest_of
 from quantpipe.pipeline.stage_errors import earlier_errors
-from quantpipe.pipeline.timeline import timeline_of
+from quantpipe.pipeline.timeline import PAGE, TRACKING, Timed, part_of, timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
+from quantpipe.report.effort_text import effort_sentence
 from quantpipe.report.imported import imported_verdict, imported_warning
 from quantpipe.search.log import read_trials
 from quantpipe.types import (
@@ -90,7 +93,7 @@ def evaluate(
     profile: Profile | None,
     seen: Reference | None = None,
     *,
-    diagnose: Callable[[RunReport], DiagnosisPart | None],
+    diagnose: Callable[[RunReport, EffortBudget], DiagnosisPart | None],
 ) -> RunReport:
     """Evaluate the realized model, and return the report.
 
@@ -113,16 +116,41 @@ def evaluate(
     if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        report, shown = _evaluate(made, found, profile, realized=realized, kept=kept, seen=seen)
+        budget = _budget(job, found, profile)
+        course = EvaluationProgress(
+            kept, job.console.progress, part=partial(part_of, job.console), allowed=budget.seconds,
+            left_out=budget.leave_out,
+        )  # fmt: skip
+        budget.per_sample = partial(course.seconds_per_sample, FLOAT_MODEL)
+        report, shown = _evaluate(made, found, profile, realized=realized, course=course, seen=seen, budget=budget)
         claims = read_json(job.files.certificate, job.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
-        if (wrong := diagnose(report)) is not None:
+        if (wrong := diagnose(report, budget)) is not None:
             report["diagnosis"] = wrong
-        job.files.write_report(report, shown, origin)
+        if isinstance(job.console, Timed):
+            report["effort"] = effort_part(job.console, budget, found.recovery)
+            shown.figures["timeline"] = timeline_of(job.console)
+        with part_of(job.console, PAGE):
+            job.files.write_report(report, shown, origin)
         decisions.evaluated(report)
     kept.clear()
     job.write_strategy(found, _measured(report), None)
-    return _conclude(job, report)
+    with part_of(job.console, TRACKING):
+        _file(job, report)
+    if isinstance(job.console, Timed):
+        decisions.spent(job.console.seconds_of(PAGE, TRACKING), effort_sentence(report.get("effort")))
+    return _agreed(job, report)
+
+
+def _budget(job: RunContext, found: SearchDecision, profile: Profile | None) -> EffortBudget:
+    """Return what the evaluation may take; what the options leave out is noted."""
+    options, estimate = job.settings.effort, estimated(profile, found.report, len(job.inputs.search))
+    budget = EffortBudget(options, job.console, len(job.inputs.evaluate), estimate=estimate)
+    if budget.evaluated < budget.samples:
+        budget.leave_out(f"{budget.evaluated} of {budget.samples} evaluation samples were evaluated")
+    if not options.other_sessions:
+        budget.leave_out("the comparison of integers in sessions other than the file's own")
+    return budget
 
 
 def _evaluate(
@@ -131,16 +159,17 @@ def _evaluate(
     profile: Profile | None,
     *,
     realized: Rendered,
-    kept: LayerCheckpoint,
+    course: EvaluationProgress,
     seen: Reference | None,
+    budget: EffortBudget,
 ) -> tuple[RunReport, Beside]:
     """Return the report, and the data that are kept next to it."""
     job, plan = made.job, made.plan
-    settings, samples = job.settings, job.inputs.evaluate
-    options, course = settings.evaluate, EvaluationProgress(kept, job.console.progress)
+    settings, samples = job.settings, First(job.inputs.evaluate, stages.whole_batches(job.graph, budget.evaluated))
+    options = settings.evaluate
     few = options.realized_samples
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
-    job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
+    job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if course.goes_on else ''}")
     evaluation = stages.evaluate(
         stages.EvaluatedModel(job.graph, job.topology, plan, realized),
         stages.EvaluationSamples(samples, job.inputs.search, job.inputs.compared, seen),
@@ -150,6 +179,7 @@ def _evaluate(
             options.realized_samples,
             options.latency_runs,
             options.latency_seconds,
+            settings.effort.other_sessions,
         ),
         metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
         course=course,
@@ -166,7 +196,8 @@ def _evaluate(
     rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
     halves = (beyond_half(job.graph, job.topology, profile) if profile is not None else None, below_half(plan))
     first = [said for said in halves if said is not None]
-    sample = enough(job.topology, found.strategy.bits, profile, lambda part: _ranges(job, found, part))
+    with course.part("number of calibration samples"):
+        sample = enough(job.topology, found.strategy.bits, profile, lambda part: _ranges(job, found, part))
     if sample is not None:
         job.console.stage("samples", sample["sentence"])
         first += [] if sample["enough"] else [sample["sentence"]]
@@ -191,15 +222,17 @@ def _evaluate(
     slower = slower_warning(speed, job.topology, settings.spec, latency=evaluation.latency, lacking=lacking, anew=anew)
     if slower is not None:
         job.console.warn(slower)
-    beside = imported_part(
-        Quantized(job.graph, job.topology, plan, settings.spec, settings.schema, realized),
-        First(samples, stages.whole_batches(job.graph, options.agreement_samples)),
-    )
+    with course.part("comparison with the imported file"):
+        beside = imported_part(
+            Quantized(job.graph, job.topology, plan, settings.spec, settings.schema, realized),
+            First(samples, stages.whole_batches(job.graph, options.agreement_samples)),
+        )
     if beside is not None:
         job.console.stage("imported", imported_verdict(beside))
     if (changed := imported_warning(beside)) is not None:
         job.console.warn(changed)
-    beaten = _baseline(made, evaluation, realized)
+    with course.part("onnxruntime's own quantization"):
+        beaten = _baseline(made, evaluation, realized, budget)
     evaluated = Evaluated(
         plan,
         evaluation,
@@ -219,19 +252,20 @@ def _evaluate(
         enough=sample,
         baseline=beaten,
     )
-    figures = figures_of(
-        job.graph,
-        job.topology,
-        plan,
-        evaluation,
-        profile=profile,
-        samples=samples,
-        way=Way(
-            timeline_of(job.console),
-            earlier_errors(job, found, made.given, course),
-            node_cycles(job.topology, job.graph, settings.spec, found.strategy.bits),
-        ),
-    )
+    with course.part("figures"):
+        figures = figures_of(
+            job.graph,
+            job.topology,
+            plan,
+            evaluation,
+            profile=profile,
+            samples=samples,
+            way=Way(
+                timeline_of(job.console),
+                earlier_errors(job, found, made.given, course),
+                node_cycles(job.topology, job.graph, settings.spec, found.strategy.bits),
+            ),
+        )
     return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
 
 
@@ -246,7 +280,9 @@ def _ranges(job: RunContext, found: SearchDecision, profile: Profile) -> dict[st
     return {g.key: table.group_range(g, bits[g.key]) for g in measured if g.key in bits}
 
 
-def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
+def _baseline(
+    made: RealizedRun, evaluation: Evaluation, realized: Rendered, budget: EffortBudget
+) -> BaselinePart | None:
     """Return the accuracy of onnxruntime's own quantization; warn if it is better than the result."""
     job, graph = made.job, made.given
     spec, latency = job.settings.spec, evaluation.latency
@@ -254,8 +290,13 @@ def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> 
         return None
     if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, ratio=latency["ratio"]):
         return None
+    if not budget.options.baseline_passes:
+        budget.leave_out("the comparison with onnxruntime's own quantization (effort.baseline_passes=0)")
+        return None
     session = Session(realized.model, where="the realized model")
-    compared = BaselineModels(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])
+    compared = BaselineModels(
+        graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"], budget.seconds(BASELINES)
+    )
     found = baseline(compared, evaluation.accurate)
     said = baseline_warning(found, job.topology, job.graph.as_given is not None)
     if said is not None:
@@ -263,12 +304,17 @@ def _baseline(made: RealizedRun, evaluation: Evaluation, realized: Rendered) -> 
     return found
 
 
-def _conclude(job: RunContext, report: RunReport) -> RunReport:
+def _file(job: RunContext, report: RunReport) -> None:
+    """Record the run in MLflow."""
     example = next(iter(job.inputs.evaluate.batches(1))).inputs
     file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
     if job.settings.command == "run" and job.files.trials.is_file():
         trials = (line.trial for line in read_trials(job.files.trials))
         file_trials(job.settings.tracker, sorted(trials, key=lambda trial: trial.number))
+
+
+def _agreed(job: RunContext, report: RunReport) -> RunReport:
+    """Return the report, unless integers differ and `verify=fail`."""
     differing = report["agreement"]["differing"]
     wrong = next((row for row in report.get("forms", ()) if row["exact"] and row["differing"]), None)
     if wrong is not None and not differing and job.settings.verify == "fail":

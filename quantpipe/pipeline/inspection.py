@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.evaluate.error_attribution import Causes
+from quantpipe.evaluate.spending import UNLIMITED, Spending
 from quantpipe.pipeline.advice import Advisor, Change
 from quantpipe.pipeline.advice_order import SPLIT, ordered
 from quantpipe.pipeline.advice_row import MeasuredLoss
@@ -24,6 +25,9 @@ from quantpipe.recover import outlier_channels
 from quantpipe.search import Metric
 from quantpipe.types import AccumulatorRow, AdviceRow, CauseRow, Profile, Samples, TensorStats, Topology
 
+ALONE = 0.5
+"""Share of the time for which tensors, weights and biases are measured alone; the rest is for changes."""
+
 SLACK = 1.05
 """Times the loss of a run that meets its objective, where the objective bounds another number than the loss."""
 
@@ -34,7 +38,8 @@ class Closeness:
 
     Errors alone are measured on the samples `alone`, changes on `judged`. `culprits`: for how many of what costs most
     changes are measured. `causes`: how many tensors, and how many weights and biases, are measured alone: those with
-    most noise of their own; None: all. `affordable`: whether a change is measured.
+    most noise of their own; None: all. `affordable`: whether a change is measured. When `spending` is over, the rest is
+    left out.
     """
 
     alone: Samples
@@ -43,11 +48,16 @@ class Closeness:
     per_channel: Sequence[str] = ()
     causes: int | None = None
     affordable: Callable[[Change], bool] = lambda change: True
+    spending: Spending = UNLIMITED
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """Hold the findings: `before` is the loss without recovery, `left` are changes that were not measured."""
+    """Hold the findings.
+
+    `before` is the loss without recovery, `left` are changes that were not measured, `cut` those for which there was no
+    time. `unseen`: tensors, weights and biases for which there was none.
+    """
 
     causes: list[CauseRow]
     accumulators: list[AccumulatorRow]
@@ -59,6 +69,8 @@ class Inspection:
     left: list[Change]
     evaluations: int
     alone_passes: float
+    cut: Sequence[Change] = ()
+    unseen: Sequence[str] = ()
 
 
 def inspect(
@@ -80,7 +92,11 @@ def inspect(
     causes = Causes(
         job.graph, settled.topology, plan, few, compared=job.inputs.compared, per_channel=closeness.per_channel
     )
-    rows = causes.rows(SPLIT * closeness.culprits, job.console.progress("alone"), most=closeness.causes)
+    spending = closeness.spending
+    rows = causes.rows(
+        SPLIT * closeness.culprits, job.console.progress("alone"), most=closeness.causes,
+        spending=spending.first(ALONE),
+    )  # fmt: skip
     advisor = Advisor(job, found, profile, closeness.judged)
     now = advisor.as_it_is()
     recovered = bool(found.overrides)
@@ -97,8 +113,13 @@ def inspect(
     job.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")
     show = job.console.progress("advice")
     advice: list[AdviceRow] = []
+    took, done = 0.0, 0
     for number, change in enumerate(measured):
+        if spending.over(took):
+            break
+        begin = spending.spent
         row = advisor.row(change, now if change.train.active else before)
+        took, done = spending.spent - begin, number + 1
         advice += [] if row is None else [row]
         show(number + 1, len(measured), change.words)
     findings = () if profile is None else findings_of(job.graph, settled.topology, profile, settled.topology.kernel_of)
@@ -116,6 +137,8 @@ def inspect(
         [change for change in changes if change not in measured],
         causes.evaluations + advisor.evaluations,
         causes.passes,
+        measured[done:],
+        causes.left_out,
     )
 
 

@@ -10,8 +10,10 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import digest_json
+from quantpipe.pipeline.effort import seconds_by_stage
 from quantpipe.pipeline.inputs import Inputs
-from quantpipe.pipeline.settings import Settings
+from quantpipe.pipeline.settings import Console, Settings
+from quantpipe.pipeline.timeline import TRACKING, part_of
 from quantpipe.report.note import run_note
 from quantpipe.tracking import FOLDER, Tracker
 from quantpipe.types import RunReport, Trial, by_model
@@ -31,6 +33,7 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "search": ("evaluations", "seconds"),
     "recovery": ("before", "after", "seconds"),
     "calibrate": ("seconds", "peak_rss_mb"),
+    "effort": ("seconds", "processor_seconds", "passes", "float_pass_seconds", "peak_mb"),
 }  # fmt: skip
 """By part of the report, what is filed of it as PART/NAME; report.json, which is filed too, has all."""
 JUDGED = ("float", "simulated", "realized", "agreement", "free_running", "outputs", "latency")
@@ -41,10 +44,11 @@ HASH = 16
 """Digits of a model's hash that are shown."""
 
 
-def start_tracking(settings: Settings, inputs: Inputs) -> None:
+def start_tracking(settings: Settings, inputs: Inputs, console: Console) -> None:
     """Open the run's record, with its name and what is worth comparing between runs."""
     model = inputs.graph.model_hash.rpartition(":")[2][:HASH]
-    open_record(settings, settings.choices, model, inputs.data_record())
+    with part_of(console, TRACKING):
+        open_record(settings, settings.choices, model, inputs.data_record())
 
 
 def open_record(settings: Settings, choices: Mapping[str, str], model: str, data: Mapping[str, Any]) -> None:
@@ -105,6 +109,8 @@ def _numbers(report: RunReport) -> dict[str, float | None]:
     for part, names in NUMBERS.items():
         found = parts.get(part) or {}
         numbers |= {f"{part}/{name}": found[name] for name in names if isinstance(found.get(name), int | float)}
+    spent = report["effort"]["rows"] if "effort" in report else []
+    numbers |= {f"effort/{stage}_seconds": seconds for stage, seconds in seconds_by_stage(spent).items()}
     search = parts["search"] or {}
     numbers |= {"search/chosen_value": search.get("best_value"), "search/chosen_cost": search.get("best_cost")}
     if few := report.get("run", {}).get("realized_samples"):
@@ -148,7 +154,7 @@ def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
     return " ".join(part for part in (settings.spec.name, search, *words, *keys, settings.model.stem) if part)
 
 
-TOLD = ("schema", "threshold", "precision", "objective", "recover", "train", "realize", "dataset")
+TOLD = ("schema", "threshold", "precision", "objective", "recover", "train", "realize", "effort", "dataset")
 """Groups whose options tell runs apart, where they were given."""
 UNTOLD = ("tracking", "executor", "evaluate", "command", "verbosity", "plugins", "strategy", "experiments")
 """Parts of the configuration whose keys tell no runs apart, or say so elsewhere."""

@@ -92,6 +92,7 @@ PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
         "train": lambda settings: settings.train,
         "realize": lambda settings: {"backend": settings.backend, "forms": settings.forms},
         "evaluate": lambda settings: settings.evaluate,
+        "effort": lambda settings: settings.effort,
     }
 )
 """Part -> the typed value that it is."""

@@ -20,6 +20,7 @@ from quantpipe.errors import ConfigError, nearest
 from quantpipe.executors import Executor
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.metrics.reference import ValueOf
+from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, TimesSettings, VectorSettings, refuse_runs
 from quantpipe.recover import RecoverOptions
@@ -38,6 +39,7 @@ VERBOSITIES = ("quiet", "normal", "verbose")
 COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
 COMPARED_GROUPS = (
     "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "train", "realize",
+    "effort",
 )  # fmt: skip
 """Groups of the configuration whose options a report names, and by which runs are distinguished."""
 FORMATS, VERIFY = ("text", "json"), ("fail", "warn")
@@ -266,6 +268,7 @@ class Settings:
     """Recurrent layers that are written as their steps, or as loops."""
     keep: Keep = Keep.ALL
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
+    effort: EffortOptions = EffortOptions()  # noqa: RUF009  (frozen)
     explain: ExplainSettings = field(default_factory=ExplainSettings)
     detections: DetectionOptions = DetectionOptions()  # noqa: RUF009  (frozen)
     rules: tuple[Rule, ...] = ()

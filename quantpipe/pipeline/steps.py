@@ -15,6 +15,7 @@ from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.calibrate_layers import decide_layers
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.diagnosis import diagnose
+from quantpipe.pipeline.effort import EffortBudget, refuse_too_few_seconds
 from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.finish import RealizedRun, evaluate, realize
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
@@ -142,10 +143,10 @@ class Steps:
         seen = None if aim is None else aim.reference
         return evaluate(self.realized, self.recovered, self.profile, seen, diagnose=self._diagnose)
 
-    def _diagnose(self, report: RunReport) -> DiagnosisPart | None:
+    def _diagnose(self, report: RunReport, budget: EffortBudget) -> DiagnosisPart | None:
         """Return the diagnosis of the result; for a replay only its places, since a remedy would be another run's."""
         profile = self.profile if self.job.settings.command == "run" else None
-        return diagnose(self.job, self.recovered, profile, report, shipped=self._shipped)
+        return diagnose(self.job, self.recovered, profile, report, shipped=self._shipped, budget=budget)
 
     @property
     def _calibrates(self) -> bool:
@@ -157,6 +158,8 @@ class Steps:
         self._refuse_another_run()
         if settings.command == "run" and {"search", "realize", "evaluate"} & self._wanted:
             refuse_untrainable(job)
+        if "evaluate" in self._wanted:
+            refuse_too_few_seconds(settings.effort, job.graph, job.inputs.evaluate)
         replayed = replayed_strategy(job) if settings.command == "replay" else None
         searches = "search" in self._wanted and replayed is None
         decided = stored(job) if searches else None

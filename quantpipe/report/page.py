@@ -15,6 +15,7 @@ import jinja2
 
 from quantpipe.report import latency_text, text
 from quantpipe.report.diagnosed import gained, mostly, name_of
+from quantpipe.report.effort_text import effort_rows, effort_sentence, left_out
 from quantpipe.report.figures import drawn
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
@@ -57,6 +58,9 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         latency=latency_text.latency_conditions(report),
         how_to_run=text.how_to_run(report),
         drawn=drawn(report, figures),
+        spent=effort_sentence(report.get("effort")),
+        efforts=effort_rows(report.get("effort")),
+        unmeasured=left_out(report.get("effort")),
         missed=search.get("shortfall") if isinstance(search.get("shortfall"), str) else None,
         judged="shortfall" in search,
         changed=list(figures["changed"]) if figures is not None else [],

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantpipe.report import latency_text, text
+from quantpipe.report.effort_text import left_out
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     PrecisionRecord,
@@ -103,6 +104,7 @@ def _caption(report: RunReport, sentence: str, tone: str) -> Text:
     if (how := text.how_to_run(report)) is not None:
         found.append(f"\n{how}", style="default")
     lines = [text.sessions(agreement, decide=decide) for decide in (True, False)]
+    lines.append(left_out(report.get("effort")))
     return found.append("".join(f"\n{line}" for line in lines if line), style="dim")
 
 

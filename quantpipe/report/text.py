@@ -318,6 +318,8 @@ def capital(sentence: Any) -> str:
 def _session(row: dict[str, Any]) -> str:
     if row.get("refused"):
         return "cannot load the model"
+    if row.get("same_as"):
+        return f"runs the kernels of {row['same_as']} on this processor"
     alone = "" if row.get("watched", True) else " of its outputs alone"
     return f"{number(row['differing'])} of {number(row.get('elements'))}{alone}"
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 _REFUSED = re.compile(r"[/:.%\"']")
 """In names of logged models."""
+_CHECK = "_check_requirement_satisfied"
 _log = logging.getLogger(__name__)
 _EXAMPLE_ELEMENTS = 20_000
 """MLflow writes an example as JSON and runs it: beyond a small image that costs more than it tells."""
@@ -51,7 +52,7 @@ def log_onnx(
     logged = client.create_logged_model(
         run.info.experiment_id, name=name, source_run_id=run.info.run_id, params=dict(params)
     )
-    with _global_uri(mlflow, uri):
+    with _global_uri(mlflow, uri), _requirements_unchecked():
         mlflow.onnx.log_model(
             proto,
             name=name,
@@ -93,6 +94,24 @@ def _one_sample(example: Mapping[str, NDArray[Any]] | None) -> dict[str, NDArray
     first = {name: np.asarray(array)[:1] for name, array in (example or {}).items()}
     small = sum(array.size for array in first.values()) <= _EXAMPLE_ELEMENTS
     return first if first and small else None
+
+
+@contextmanager
+def _requirements_unchecked() -> Iterator[None]:
+    """Skip MLflow's comparison of the requirements with what is installed: they are read from that.
+
+    The comparison reads the files of every installed package, which takes longer than all else that is filed.
+    """
+    from mlflow.utils import requirements_utils
+
+    check = getattr(requirements_utils, _CHECK, None)
+    if check is not None:
+        setattr(requirements_utils, _CHECK, lambda requirement: None)
+    try:
+        yield
+    finally:
+        if check is not None:
+            setattr(requirements_utils, _CHECK, check)
 
 
 @contextmanager

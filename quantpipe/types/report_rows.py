@@ -237,7 +237,7 @@ class LossRow(TypedDict):
 
 
 class SessionRow(TypedDict):
-    """The results of the realized model in sessions of one kind."""
+    """The results of the realized model in sessions of one kind; `same_as`: another one that has the same kernels."""
 
     session: str
     decides: bool
@@ -248,6 +248,7 @@ class SessionRow(TypedDict):
     first_tensor: str | None
     refused: str | None
     watched: bool
+    same_as: NotRequired[str | None]
 
 
 class RoleRow(TypedDict):

@@ -12,6 +12,7 @@ from typing import Literal, NotRequired, TypedDict, cast
 from quantpipe.types.baseline import BaselinePart
 from quantpipe.types.deployment import DeploymentPart
 from quantpipe.types.detected import DetectionsPart
+from quantpipe.types.effort import EffortPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
@@ -194,6 +195,7 @@ class RunPart(TypedDict):
     precision: NotRequired[str]
     realize: str
     executor: NotRequired[str]
+    effort: NotRequired[str]
     tracking: NotRequired[str]
     float_on: str
     samples: int
@@ -326,6 +328,7 @@ class OptionalParts(TypedDict, total=False):
         baseline: The result compared with onnxruntime's own quantization, where onnxruntime is the device.
         diagnosis: The faults of a result that misses its objective or loses too much.
         detections: The layout of boxes and scores, where the model is a detector.
+        effort: The time and the memory of the run, by stage and part.
     """
 
     imported: ImportedPart
@@ -336,6 +339,7 @@ class OptionalParts(TypedDict, total=False):
     baseline: BaselinePart
     diagnosis: DiagnosisPart
     detections: DetectionsPart
+    effort: EffortPart
 
 
 class RunReport(OptionalParts):

@@ -43,7 +43,7 @@ LOSING = ("hardware=vta", "threshold=max_range", "recover=none", "precision.loss
           "precision.max_evaluations=6")  # fmt: skip
 VOLATILE = {
     *("seconds", "evaluations_per_second", "float_pass_seconds", "peak_rss_mb", "latency", "speed"),
-    *("folder", "evaluator", "timeline", "latency_ms"),
+    *("folder", "evaluator", "timeline", "latency_ms", "effort"),
 }
 TIMED = "times as long as the float model"
 """In a warning that comes with what the clock says."""

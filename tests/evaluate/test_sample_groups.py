@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from quantpipe.artifacts import plain
 from quantpipe.errors import ConfigError
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output
-from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, groups_by, judged_groups
+from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, _chance, facts_of, groups_by, judged_groups
 from quantpipe.metrics.answers import Answers
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.reference import Compared, JudgedOver, Reference, metric_of, objective_value, output_metrics
@@ -182,3 +183,18 @@ def test_the_worst_group_needs_groups() -> None:
     with pytest.raises(ConfigError, match=r"objective\.over.*dataset\.groups"):
         Compared("y", over="worst_group").judged(Named())  # type: ignore[arg-type]
     assert Compared("y").judged(Named()) is None  # type: ignore[arg-type]
+
+
+def test_the_chance_of_a_group_is_the_binomial_distribution() -> None:
+    """By scipy, which a run does without: its import takes longer than an evaluation of the digits."""
+    for samples, right, share in (
+        (1, 0, 0.9),
+        (61, 58, 0.99),
+        (61, 61, 0.99),
+        (700, 12, 0.6),
+        (700, 420, 0.6),
+        (9, 3, 0.0),
+    ):
+        row: Any = {"samples": samples, "equal": right / samples}
+        whole: Any = {"samples": 10_000, "equal": share}
+        assert _chance(row, whole) == pytest.approx(binom.cdf(right, samples, share), rel=1e-9)

@@ -57,6 +57,23 @@ def test_a_model_is_registered_with_its_aliases(launch: Path, tmp_path: Path) ->
     assert str(client(launch).get_model_version_by_alias("net", "vta").version) == "2"
 
 
+def test_requirements_are_not_compared_with_every_installed_package(
+    launch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the installed versions; MLflow would read the files of all packages to find that out."""
+    from mlflow.utils import requirements_utils
+
+    read: list[bool] = []
+    monkeypatch.setattr(requirements_utils, "_init_modules_to_packages_map", lambda: read.append(True))
+    check = requirements_utils._check_requirement_satisfied
+    save_model(tmp_path / "model.onnx")
+    with opened(launch, tmp_path / "run") as tracker:
+        tracker.log_model(tmp_path / "model.onnx", {"x": np.zeros((1, 12), np.float32)})
+    run = client(launch).get_run(tracker.run_id)
+    assert run.outputs.model_outputs and read == []
+    assert requirements_utils._check_requirement_satisfied is check
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
