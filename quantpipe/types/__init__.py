@@ -134,6 +134,8 @@ from quantpipe.types.reports import (
     RunPart,
     RunReport,
     SearchReport,
+    StepsPart,
+    StepsRow,
     by_model,
 )
 from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupRow, GroupsPart, WorstSampleRow
@@ -316,6 +318,8 @@ __all__ = [
     "Step",
     "StepOp",
     "StepRow",
+    "StepsPart",
+    "StepsRow",
     "Strategy",
     "StrategyFile",
     "StrategyPart",

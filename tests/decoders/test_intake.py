@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
+from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
@@ -18,7 +19,7 @@ from quantpipe.graph.load import load_graph
 from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
 from tests.decoders import nets
-from tests.ops.line import hardware
+from tests.ops.line import hardware, schema_for
 
 Array = np.ndarray[Any, Any]
 FUSED = {"Attention", "GroupQueryAttention", "RotaryEmbedding", "SkipSimplifiedLayerNormalization", "If"}
@@ -28,7 +29,7 @@ def loaded(proto: onnx.ModelProto, folder: Path, fixed: dict[str, Any] | None = 
     onnx.save(proto, folder / "m.onnx")
     past = Session(ir.from_proto(nets.standard())).run(given(nets.standard(), nets.feeds(nets.text(3, 4))))
     carried = {name.replace("present", "past_key_values"): array for name, array in past.items() if name != "logits"}
-    every = nets.feeds(nets.text(3, 2, seed=2), carried) | {"use_cache_branch": np.array([True])}
+    every = nets.feeds(nets.text(3, 1, seed=2), carried) | {"use_cache_branch": np.array([True])}
     found = load_graph(
         folder / "m.onnx", lambda g: {i.name: every[i.name] for i in g.inputs}, isolate=False, fixed=fixed
     )
@@ -63,7 +64,9 @@ def test_a_branch_that_is_selected_is_written_out_too(tmp_path: Path) -> None:
 def test_a_decoder_in_branches_is_told_how_to_select_one(tmp_path: Path) -> None:
     graph = loaded(nets.merged(), tmp_path)
     assert [n.op for n in graph.nodes] == ["If"]
-    assert "model.fixed" in analyze(graph, hardware("ort_cpu")).float_nodes["if"].text
+    spec = hardware("ort_cpu")
+    topology = analyze(graph, spec, schema_for(spec), AnnotateOptions())
+    assert "model.fixed" in topology.float_nodes["if"].text
 
 
 def with_room(proto: onnx.ModelProto) -> onnx.ModelProto:
