@@ -1,9 +1,8 @@
 """Whether a decoder that steps with its cache computes the integers of one run over the same tokens (a prefill).
 
-The realized model runs the first samples of a sequence one after the other, each with the cache of the one before, and
-once all of them with the cache that the sequence begins with. Every row of every output must be equal: logits, and the
-caches after the last step. Caches hold what all layers store, so a difference inside a layer shows in the layers after
-it.
+The realized model runs the first samples of a sequence one after the other, each with the cache of the one before. Then
+it runs once over all of them, with the cache that the sequence begins with. Every row of every output must be equal:
+logits, and the caches after the last step. A difference inside a layer shows in the caches of the layers after it.
 """
 
 from __future__ import annotations
