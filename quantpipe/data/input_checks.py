@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.data.cache_inputs import EMPTY, is_cache
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Source
 from quantpipe.errors import DataError, nearest
@@ -34,10 +35,10 @@ def route(
     """Return a field for every input.
 
     With several inputs, preprocessing is applied to the float inputs. `carried` are inputs that hold state: a field of
-    their name gives the first value, if it exists. Raises DataError that names the inputs without data, with their
-    shapes and types.
+    their name gives the first value, if it exists. A cache that grows needs no data either. Raises DataError that names
+    the inputs without data, with their shapes and types.
     """
-    needed = [i for i in inputs if i.name not in carried]
+    needed = [i for i in inputs if i.name not in carried and not is_cache(i)]
     for port in needed:
         if not port.shape:
             raise DataError(
@@ -54,7 +55,7 @@ def route(
                 stage="data",
                 where=source.where,
             )
-        return (Feed(needed[0], SINGLE, fields[SINGLE], preprocess),)
+        return (Feed(needed[0], SINGLE, fields[SINGLE], preprocess), *_empty(inputs, {*carried, needed[0].name}))
     missing = [i for i in needed if i.name not in fields]
     if missing:
         names = ", ".join(fields) or "nothing"
@@ -67,10 +68,16 @@ def route(
         )
     plain = Preprocess(layout=preprocess.layout)
     chosen = [i for i in inputs if i.name in fields]
-    return tuple(
+    given = [
         Feed(i, i.name, fields[i.name], preprocess if len(needed) == 1 or i.dtype.startswith("float") else plain)
         for i in chosen
-    )
+    ]
+    return (*given, *_empty(inputs, {*carried, *fields}))
+
+
+def _empty(inputs: Sequence[TensorInfo], others: Collection[str]) -> list[Feed]:
+    """Return feeds for the caches among the inputs that get neither data nor state."""
+    return [Feed(i, EMPTY, SourceLayout.AS_IS, Preprocess()) for i in inputs if is_cache(i) and i.name not in others]
 
 
 def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:

@@ -9,17 +9,28 @@ measured by `free_run`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.data.cache_inputs import empty_cache, is_cache
 from quantpipe.data.input_checks import shape_text
 from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.types import Batch, TensorInfo
+
+
+@dataclass(frozen=True, eq=False)
+class SampleStep:
+    """Hold what a model read for one sample, states included, and what it gave."""
+
+    feeds: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]]
+
 
 Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 """A model: feeds to outputs, by name."""
@@ -28,7 +39,8 @@ Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 class StatefulSamples:
     """The samples of a split with the state inputs filled in. Implements `types.Samples`.
 
-    `state` maps outputs to inputs. A sequence begins with zeros, or with what the data hold under the input's name.
+    `state` maps outputs to inputs. A sequence begins with zeros, an empty cache, or what the data hold under the
+    input's name.
     Where states cannot be stacked on axis 0 (their batch axis stands elsewhere, or is fixed), batches have one sample.
     """
 
@@ -47,6 +59,11 @@ class StatefulSamples:
         The states follow from them and from the model, which every artifact names as well.
         """
         return f"{self._samples.digest}+{','.join(f'{o}>{i}' for o, i in self._state.items())}"
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """Return the inputs that carry state, by output."""
+        return self._state
 
     @property
     def labelled(self) -> bool:
@@ -78,8 +95,11 @@ class StatefulSamples:
         done = 0
         for batch in self._samples.batches(size if self._stackable else 1):
             known = [states.read(done + i) for i in range(len(batch))]
-            carried = {name: np.concatenate([s[name] for s in known]) for name in self._ports}
-            yield Batch({**batch.inputs, **carried}, batch.labels, batch.indices)
+            for begin, end in _equal(known):
+                carried = {name: np.concatenate([s[name] for s in known[begin:end]]) for name in self._ports}
+                fed = {name: array[begin:end] for name, array in batch.inputs.items()}
+                labels = None if batch.labels is None else batch.labels[begin:end]
+                yield Batch({**fed, **carried}, labels, batch.indices[begin:end])
             done += len(batch)
 
     def free_run(self, run: Run) -> Iterator[Mapping[str, NDArray[Any]]]:
@@ -87,25 +107,33 @@ class StatefulSamples:
 
         It must have the same inputs and outputs.
         """
-        for _, outputs in self._steps(run):
-            yield outputs
+        for step in self._steps(run):
+            yield step.outputs
+
+    def first_sequence(self, run: Run) -> Iterator[SampleStep]:
+        """Yield the steps of the first sequence of another model that carries its own states."""
+        for number, step in enumerate(self._steps(run)):
+            if number and self._samples.starts[number]:
+                return
+            yield step
 
     def _follow(self) -> SampleStore:
         """Return the states that go into each sample."""
         spool = SampleStore()
-        for states, _ in self._steps(self._run):
-            spool.append(states)
+        for step in self._steps(self._run):
+            spool.append({name: step.feeds[name] for name in self._ports})
         return spool
 
-    def _steps(self, run: Run) -> Iterator[tuple[dict[str, NDArray[Any]], Mapping[str, NDArray[Any]]]]:
-        """Yield sample by sample: the input states, and all outputs."""
+    def _steps(self, run: Run) -> Iterator[SampleStep]:
+        """Yield sample by sample what the model reads and gives."""
         starts = self._samples.starts
         state: dict[str, NDArray[Any]] = {}
         for number, batch in enumerate(self._samples.batches(1)):
             if starts[number]:
                 state = {name: self._first(port, batch) for name, port in self._ports.items()}
-            outputs = run({**batch.inputs, **state})
-            yield state, outputs
+            feeds = {**batch.inputs, **state}
+            outputs = run(feeds)
+            yield SampleStep(feeds, outputs)
             state = {
                 name: self._ports[name].rounded(self._next(outputs, output, number))
                 for output, name in self._state.items()
@@ -115,6 +143,8 @@ class StatefulSamples:
         given = batch.inputs.get(port.name)
         if given is not None:
             return given
+        if is_cache(port):
+            return empty_cache(port, 1)
         free = [axis for axis, n in enumerate(port.shape) if n is None]
         if len(free) > 1 or not port.shape:
             raise DataError(
@@ -147,6 +177,16 @@ class StatefulSamples:
                 stage="data",
             )
         return value
+
+
+def _equal(states: Sequence[Mapping[str, NDArray[Any]]]) -> Iterator[tuple[int, int]]:
+    """Yield borders of the longest runs of neighbours whose states have equal shapes: a cache grows with each."""
+    shapes = [{name: array.shape for name, array in one.items()} for one in states]
+    begin = 0
+    for end in range(1, len(shapes) + 1):
+        if end == len(shapes) or shapes[end] != shapes[begin]:
+            yield begin, end
+            begin = end
 
 
 def carry(splits: Splits, inputs: Sequence[TensorInfo], run: Run) -> Splits:

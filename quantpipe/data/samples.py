@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.data.cache_inputs import EMPTY, empty_cache
 from quantpipe.data.duplicates import NONE_SHARED, Shared
 from quantpipe.data.input_checks import Feed, cast, check_shape, shapes_of
 from quantpipe.data.source import Rows, Source
@@ -120,7 +121,7 @@ class SourceSamples:
         for start in range(0, len(self._indices), size):
             chosen = self._indices[start : start + size]
             raw = self._source.read(chosen)
-            for begin, end in _runs(raw, self._feeds, len(chosen)):
+            for begin, end in _runs(raw, [f for f in self._feeds if f.field != EMPTY], len(chosen)):
                 some = chosen[begin:end]
                 rows = {field: values[begin:end] for field, values in raw.items()}
                 yield Batch(self._fitted(rows, some), None if labels is None else labels[some].copy(), some.copy())
@@ -133,6 +134,9 @@ class SourceSamples:
         names = [self._source.name(int(i)) for i in chosen]
         found = {}
         for feed in self._feeds:
+            if feed.field == EMPTY:
+                found[feed.port.name] = empty_cache(feed.port, len(chosen))
+                continue
             try:
                 values = feed.preprocess.apply(raw[feed.field], feed.layout)
             except DataError as error:

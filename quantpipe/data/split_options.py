@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from quantpipe.data.cache_inputs import is_cache
 from quantpipe.data.divide import ROLES, TRAIN, divide
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.source import Source
@@ -80,9 +81,9 @@ class SplitOptions:
         )
 
     def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the model's inputs that are fed from the data: all but those that carry state."""
+        """Return the model's inputs that the data must feed: all but those that carry state, or may be empty."""
         carried = set(self.handling.state.values())
-        return [i for i in inputs if i.name not in carried]
+        return [i for i in inputs if i.name not in carried and not is_cache(i)]
 
     def assemble(
         self,

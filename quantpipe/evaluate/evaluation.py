@@ -19,6 +19,7 @@ from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
 from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
@@ -53,6 +54,7 @@ from quantpipe.types import (
     OverflowRow,
     QuantPlan,
     Samples,
+    StepsPart,
     Topology,
     objects_of,
 )
@@ -76,6 +78,7 @@ class Evaluation:
     latency: LatencyPart = field(default_factory=lambda: LatencyPart())
     samples: int = 0
     free_running: ModelMetrics | None = None
+    steps: StepsPart | None = None
     generalization: Generalization | None = None
     overflow: Sequence[OverflowRow] = ()
     realized_samples: int = 0
@@ -98,7 +101,8 @@ class Evaluation:
         """Return doubts about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
         elsewhere = float_warning(self.agreement, self.alike or {}, self.metrics["realized"])
-        return [said for said in (carried, elsewhere, *self.lossy, *self.agreement.warnings) if said]
+        apart = steps_warning(self.steps)
+        return [said for said in (carried, elsewhere, apart, *self.lossy, *self.agreement.warnings) if said]
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ def evaluate(
     found = outputs[names[0]]
     same = first_samples(reference, len(few), len(samples))
     alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
-    free = free_running(session, few, same)
+    free, steps = free_running(session, few, same), steps_and_prefill(session, few)
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
     figures = _every_output(graph, session, few, course=course, watched=watched) or [
         figures_of_output(
@@ -228,6 +232,7 @@ def evaluate(
         **inside,
         samples=len(samples),
         free_running=free,
+        steps=steps,
         generalization=both,
         realized_samples=len(few),
         alike=summary(same.outputs, rows_of(simulated, np.arange(len(samples)) < len(few)), same.labels),

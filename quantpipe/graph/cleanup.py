@@ -133,7 +133,8 @@ def _released(model: ir.Model, outputs: Collection[str]) -> ir.Model:
 def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
     """Return the steps in order, each with the ways to do it, the best first.
 
-    Patterns are joined before and after rows are made flat: a Reshape may then stand within one.
+    Patterns are joined before and after rows are made flat: a Reshape may then stand within one. Fused ops are written
+    out again behind branches: an exporter may put a whole decoder into each branch.
     """
 
     def to_newer_opset(model: ir.Model) -> ir.Model:
@@ -146,6 +147,8 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (lower_opset,),
         (_slim, _slim_unshaped),
         (_take_branches,),
+        (fused_written_out,),
+        (functions_written_out,),
         (_see_numbers,),
         (_join_functions,),
         (_join_norms,),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.op_tables import REDUCTIONS
@@ -32,7 +31,7 @@ def with_outputs(model: ir.Model, tensors: Sequence[str]) -> ir.Model:
     copy = expose(model, [])
     values = _values(copy)
     copy.graph.outputs[:] = [values[t] for t in tensors]
-    RemoveUnusedNodesPass()(copy)
+    _remove_unused(copy)
     return copy
 
 
@@ -50,7 +49,7 @@ def with_extremes(model: ir.Model, ranks: Mapping[str, int]) -> tuple[ir.Model, 
     writer = _Writer(copy)
     copy.graph.outputs.clear()
     found = {tensor: writer.reduced(tensor, rank) for tensor, rank in ranks.items()}
-    RemoveUnusedNodesPass()(copy)
+    _remove_unused(copy)
     return copy, found
 
 
@@ -92,6 +91,19 @@ class _Writer:
         if is_output:
             self._graph.outputs.append(node.outputs[0])
         return name
+
+
+def _remove_unused(model: ir.Model) -> None:
+    """Remove nodes and initializers that nothing needs, in place.
+
+    Nodes that stay keep all outputs: an attention with a past runs only if it has its present, too.
+    """
+    for node in reversed(model.graph):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            model.graph.remove(node, safe=True)
+    for name, value in list(model.graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del model.graph.initializers[name]
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:

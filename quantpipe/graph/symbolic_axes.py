@@ -35,7 +35,19 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     inputs = {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in found.graph.input}
     if any(a is not None and a != b for name in declared for a, b in zip(declared[name], inputs[name], strict=False)):
         return {}
+    return _declared(found)
+
+
+def plain_axes_and_types_of(model: ir.Model) -> tuple[Mapping[str, Axes], Mapping[str, ir.DataType]]:
+    """Return the axes and the types by onnx's own inference, which knows ops too new for onnxruntime's tool as well."""
+    proto, _ = without_weights(model)
+    found = onnx.shape_inference.infer_shapes(proto)
     values = (*found.graph.input, *found.graph.value_info, *found.graph.output)
+    return _declared(found), {v.name: ir.DataType(v.type.tensor_type.elem_type) for v in values}
+
+
+def _declared(proto: onnx.ModelProto) -> Mapping[str, Axes]:
+    values = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
     return {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in values if _has_shape(v)}
 
 

@@ -33,7 +33,8 @@ QUANTIZED_OPS = (
 FLOAT_OPS: Mapping[str, str] = {
     **dict.fromkeys(("Hardmax",), _REAL.format("exponentials")),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
-    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _BODY),
+    "If": f"{_BODY}; model.fixed makes a constant of an input that selects a branch, and only that branch remains",
+    **dict.fromkeys(("Loop", "Scan", "SequenceMap"), _BODY),
     **dict.fromkeys(
         ("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX
     ),
@@ -44,8 +45,8 @@ FLOAT_OPS: Mapping[str, str] = {
     ),
     "BatchNormalization": "its input has no channels of a map (or its constants are computed at run time), so it "
     "cannot become a convolution",
-    **dict.fromkeys(("Einsum", "CumSum", "CumProd", "Det", "Attention", "RotaryEmbedding", 
-                       "MultiHeadAttention"), _ORDER),
+    **dict.fromkeys(("Einsum", "CumSum", "CumProd", "Det", "Attention", "RotaryEmbedding",
+                     "MultiHeadAttention", "GroupQueryAttention"), _ORDER),
     **dict.fromkeys(("Mod", "BitShift"), _BOTH),
     **dict.fromkeys(
         ("ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",

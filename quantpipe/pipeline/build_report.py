@@ -106,6 +106,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     recovery = found.recovery
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
+    free |= {"steps": evaluation.steps} if evaluation.steps is not None else {}
     free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
     free |= {"baseline": evaluated.baseline} if evaluated.baseline is not None else {}
     free |= {"detections": evaluation.detections} if evaluation.detections is not None else {}

@@ -80,6 +80,10 @@ def _models(report: RunReport) -> Table:
         _add(table, f"  output {row['output']}", "", "", text.nearness(row))
     if free := _part(report, "free_running"):
         _add(table, "KL divergence, its own states carried", "", "", text.number(free.get("kl")))
+    if steps := _part(report, "steps"):
+        elements = sum(row["elements"] for row in steps["outputs"])
+        name = f"{steps['steps']} steps with the cache, other than in one run"
+        _add(table, name, "", "", f"{steps['differing']:,} of {elements:,}")
     table.add_section()
     model, latency = _part(report, "model"), _part(report, "latency")
     _add(table, "size", text.size(model.get("float_bytes")), "", text.size(model.get("realized_bytes")))

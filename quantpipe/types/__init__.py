@@ -130,6 +130,8 @@ from quantpipe.types.reports import (
     RunPart,
     RunReport,
     SearchReport,
+    StepsPart,
+    StepsRow,
     by_model,
 )
 from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupRow, WorstSampleRow

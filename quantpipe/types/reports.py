@@ -317,11 +317,29 @@ class ProofPart(TypedDict):
     on_samples: list[ReasonRow]
 
 
+class StepsRow(TypedDict):
+    """An output of steps with a cache, compared with one run over the same tokens."""
+
+    output: str
+    elements: int
+    differing: int
+    largest: float
+
+
+class StepsPart(TypedDict):
+    """The comparison of the first steps of a sequence with one run over the same tokens."""
+
+    steps: int
+    differing: int
+    outputs: list[StepsRow]
+
+
 class OptionalParts(TypedDict, total=False):
     """Hold the parts that not every report has.
 
     Attributes:
         free_running: The realized model with states of its own, where state is carried.
+        steps: Its steps with a cache, compared with one run over the same tokens.
         proof: The claims of the certificate.
         imported: The imported parts of a model that was quantized already.
         forms: Every form of the plan, where a run writes several.
@@ -334,6 +352,7 @@ class OptionalParts(TypedDict, total=False):
     imported: ImportedPart
 
     free_running: ModelMetrics
+    steps: StepsPart
     proof: ProofPart
     forms: list[FormRow]
     baseline: BaselinePart

@@ -100,10 +100,15 @@ def test_no_op_with_a_rule_is_written_out() -> None:
 
 
 def test_products_of_an_attention_run_in_integers(tmp_path: Path) -> None:
-    graph = loaded(CASES["attention of four axes"], tmp_path)
+    """Without the products before it, nothing would give it integers."""
+    projections = [node("MatMul", n, f"w{n}", output=f"{n}_") for n in "qkv"]
+    heads = {"q_num_heads": 2, "kv_num_heads": 2}
+    held = {f"w{n}": values(8, 8) for n in "qkv"}
+    proto = model(23, [*projections, node("Attention", "q_", "k_", "v_", **heads)], QKV, held)
+    graph = loaded(proto, tmp_path)
     made = line(graph, with_products())
     products = [k.op for k in made.topology.kernels if k.op == "MatMul"]
-    assert len(products) == 2
+    assert len(products) == 5
     assert made.agree(made.plan(8), "qdq").differing == 0
 
 

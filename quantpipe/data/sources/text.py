@@ -1,7 +1,7 @@
 """Samples from text through a tokenizer of the user's: lines of a file, or a column of a table.
 
 The tokenizer maps a string to an array, or to a mapping from model inputs to arrays. Lengths may differ: nothing is
-cut or padded unless `max_length` and `pad` ask for it. Each text is tokenized once.
+cut or padded unless `cut`, or `max_length` and `pad`, ask for it. Each text is tokenized once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,66 @@ from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 
 KEY = "dataset.tokenizer"
+POSITIONS, MASK = "position_ids", "attention_mask"
+"""The names of inputs whose values depend on where a piece of a text begins."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Cut texts along the last axis into samples of at most `tokens` tokens; None: a text is a sample.
+
+    `carried`: a later piece goes on where the one before ended, with the cache of that one. Else it begins anew.
+    """
+
+    tokens: int | None = None
+    carried: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and (not isinstance(self.tokens, int) or self.tokens < 1):
+            raise ConfigError(f"{self.tokens!r} must be null or an integer above 0.", where="dataset.cut")
+
+    def begins(self, arrays: Mapping[str, NDArray[Any]]) -> list[int]:
+        """Return where the pieces of a text begin."""
+        length = max((array.shape[-1] for array in arrays.values() if array.ndim), default=0)
+        return [0] if self.tokens is None else list(range(0, max(length, 1), self.tokens))
+
+    def piece(self, arrays: Mapping[str, NDArray[Any]], begin: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the piece that begins at a token.
+
+        Positions of a piece that begins anew count from the text's first one. A mask reaches back over the cache.
+        """
+        if self.tokens is None:
+            return dict(arrays)
+        end, found = begin + self.tokens, {}
+        for name, array in arrays.items():
+            first = 0 if self.carried and name == MASK else begin
+            part = array[..., first:end] if array.ndim else array
+            anew = name == POSITIONS and array.ndim and not self.carried
+            found[name] = part - part[..., :1] + array[..., :1] if anew else part
+        return found
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Cut the last axis to `max_length`, and fill it up with `pad` (one number, or one by input) at its end."""
+    """Cut the last axis to `max_length`, and fill it up with `pad` (one number, or one by input) at its end.
+
+    Or cut all of it into `pieces`.
+    """
 
     max_length: int | None
     pad: float | Mapping[str, float] | None
+    pieces: Pieces = Pieces()
 
     def __post_init__(self) -> None:
         if self.max_length is not None and (not isinstance(self.max_length, int) or self.max_length < 1):
             raise ConfigError(f"{self.max_length!r} must be null or an integer.", where="dataset.max_length")
         if self.pad is not None and self.max_length is None:
             raise ConfigError("pads to dataset.max_length, which is not set.", where="dataset.pad")
+        if self.pieces.tokens is not None and self.max_length is not None:
+            raise ConfigError(
+                "cuts texts into samples, and dataset.max_length would leave out their ends. Give one of them.",
+                where="dataset.cut",
+            )
 
     def apply(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return each array as long as it may be."""
@@ -58,10 +104,10 @@ class Lengths:
 
 
 class TextSource:
-    """The texts of one file, tokenized on demand."""
+    """The texts of one file, or pieces of them, tokenized on demand."""
 
     cheap = False
-    sequences = None
+    sequences: NDArray[np.int64] | None = None
 
     def __init__(
         self,
@@ -93,7 +139,20 @@ class TextSource:
         else:
             self._read_lines(path)
         self._arrays = SampleCache(self._tokenized)
-        self.fields = fields_of(partial(self._arrays, index) for index in range(len(self)))
+        self._places = [(index, 0) for index in range(len(self._texts))]
+        self.fields = fields_of(partial(self._arrays, index) for index in range(len(self._texts)))
+        if self._lengths.pieces.tokens is not None:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Find the pieces of all texts; those of one text stay together."""
+        self._places = [
+            (i, begin) for i in range(len(self._texts)) for begin in self._lengths.pieces.begins(self._arrays(i))
+        ]
+        owners = np.array([index for index, _ in self._places], dtype=np.int64)
+        self.sequences = owners
+        self.labels = self.labels[owners] if self.labels is not None else None
+        self.groups = self.groups[owners] if self.groups is not None else None
 
     def _read_table(self, path: Path, column: str, label: str | None, classes: Sequence[str] | None) -> None:
         file = TableFile(path)
@@ -129,11 +188,11 @@ class TextSource:
         return bytes(self._texts.read(index)["text"]).decode()
 
     def _tokenized(self, index: int) -> dict[str, NDArray[Any]]:
-        where = self.name(index)
+        where = f"text {index} of {self.where}" if self._lengths.pieces.tokens is not None else self.name(index)
         return self._lengths.apply(arrays_of(called(self._tokenizer, where, KEY, self._text(index)), where))
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._places)
 
     def name(self, index: int) -> str:
         """Return the name of a text, as errors show it."""
@@ -144,7 +203,11 @@ class TextSource:
 
         Raises DataError where its fields differ from the fields of the first text.
         """
-        return rows_of(self, self._arrays, indices, key=KEY, one="text")
+        return rows_of(self, self._sample, indices, key=KEY, one="text")
+
+    def _sample(self, index: int) -> dict[str, NDArray[Any]]:
+        text, begin = self._places[index]
+        return self._lengths.pieces.piece(self._arrays(text), begin)
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         """Include the arrays of these texts in a digest."""
@@ -161,13 +224,15 @@ class TextDataset(FileOptions):
     classes: Sequence[str] | None = None
     max_length: int | None = None
     pad: float | Mapping[str, float] | None = None
+    cut: int | None = None
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """Return the three splits for a model with these inputs.
 
         Raises DataError where they do not fit, or a file is unusable.
         """
-        tokenizer, lengths = checked_function(self.tokenizer, KEY), Lengths(self.max_length, self.pad)
+        tokenizer = checked_function(self.tokenizer, KEY)
+        lengths = Lengths(self.max_length, self.pad, Pieces(self.cut, carried=bool(self.state)))
         sources = {
             role: TextSource(
                 path, tokenizer, lengths, self.column, label=self.label, classes=self.classes, groups=self.groups

@@ -7,29 +7,27 @@ matrix holds all three, so that each has its own scales.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.fused.body import FusedBody, light
+from quantpipe.graph.fused.heads import (
+    Operands,
+    Weighing,
+    Window,
+    apart,
+    counted,
+    length,
+    outside,
+    places_of,
+    together,
+    weighed,
+    width,
+)
 
 FILTER = -10000.0
-LEAST = float(np.finfo(np.float32).min)
-HEADS_FIRST = (0, 2, 1, 3)
-
-
-@dataclass(frozen=True, eq=False)
-class _Operands:
-    """Hold Q, K and V as [batch, heads, length, size], the number of heads, and the sizes of a head of Q and of V."""
-
-    query: ir.Value
-    key: ir.Value
-    value: ir.Value
-    heads: int
-    head: int
-    value_head: int
 
 
 def attention(body: FusedBody) -> bool:
@@ -47,13 +45,13 @@ def attention(body: FusedBody) -> bool:
         made = body("MatMul", data, body.number(matrix[:, begin:end], matrix.dtype))
         if bias is not None:
             made = body("Add", made, body.part(bias, 0, int(begin), int(end)))
-        parts.append(_apart(body, made, heads))
+        parts.append(apart(body, made, heads))
     query, key, value = parts
     if past is not None:
         before = (body("Gather", past, body.number(n, np.int64), axis=0) for n in (0, 1))
         key, value = (body("Concat", old, new, axis=2) for old, new in zip(before, (key, value), strict=True))
-    found = _Operands(query, key, value, heads, sizes[0] // heads, sizes[2] // heads)
-    if not _attended(body, found, mask=body.input(3), addend=body.input(5)):
+    found = Operands(query, key, value, heads, heads)
+    if not _attended(body, found, (sizes[0], sizes[2]), mask=body.input(3), addend=body.input(5)):
         return False
     if body.reads(1):
         body.replace(1, body("Concat", body.unsqueeze(key, 0), body.unsqueeze(value, 0), axis=0))
@@ -69,7 +67,8 @@ def multi_head_attention(body: FusedBody) -> bool:
     if ranks[1:] not in ([3, 3], [4, 4]) or body.reads(3):
         return False
     heads, bias = int(body.attr("num_heads")), body.input(3)
-    sizes = [_width(body, value, axes, heads) for value, axes in zip(given, ranks, strict=True)]
+    last = [width(body, value) for value in given]
+    sizes = [n * heads if n is not None and axes == 4 else n for n, axes in zip(last, ranks, strict=True)]
     if any(size is None for size in sizes):
         return False
     parts, begin = [], 0
@@ -78,15 +77,15 @@ def multi_head_attention(body: FusedBody) -> bool:
         if bias is not None and axes == 3:
             value = body("Add", value, body.part(bias, 0, begin, begin + size))
         begin += size
-        parts.append(_apart(body, value, heads) if axes == 3 else value)
+        parts.append(apart(body, value, heads) if axes == 3 else value)
     query, key, value = parts
     if (past := body.input(6)) is not None:
         key = body("Concat", past, key, axis=2)
     if (past := body.input(7)) is not None:
         value = body("Concat", past, value, axis=2)
     assert sizes[0] is not None and sizes[2] is not None  # noqa: S101
-    found = _Operands(query, key, value, heads, sizes[0] // heads, sizes[2] // heads)
-    if not _attended(body, found, mask=body.input(4), addend=body.input(5)):
+    found = Operands(query, key, value, heads, heads)
+    if not _attended(body, found, (sizes[0], sizes[2]), mask=body.input(4), addend=body.input(5)):
         return False
     for port, present in ((1, key), (2, value)):
         if body.reads(port):
@@ -94,38 +93,22 @@ def multi_head_attention(body: FusedBody) -> bool:
     return True
 
 
-def _width(body: FusedBody, value: ir.Value | None, axes: int | None, heads: int) -> int | None:
-    """Return the features of all heads, or None where the shape does not show them."""
-    shape = (value.shape if value is not None and value.shape is not None else None) or (
-        body.axes(value) if value is not None else None
-    )
-    if shape is None:
-        return None
-    last = shape[-1]
-    return None if not isinstance(last, int) else last if axes == 3 else last * heads
-
-
-def _apart(body: FusedBody, value: ir.Value, heads: int) -> ir.Value:
-    """Write [B, S, heads·size] as [B, heads, S, size]."""
-    return body.swap(body.reshape(value, 0, 0, heads, -1), HEADS_FIRST)
-
-
-def _attended(body: FusedBody, of: _Operands, *, mask: ir.Value | None, addend: ir.Value | None) -> bool:
-    scale = float(body.attr("scale", 0.0)) or 1.0 / math.sqrt(of.head)
-    added = [] if addend is None else [addend]
+def _attended(
+    body: FusedBody, of: Operands, widths: tuple[int, int], *, mask: ir.Value | None, addend: ir.Value | None
+) -> bool:
+    """Write the result [B, S, features of V]; `widths` are the features of Q and V of all heads."""
+    scale = float(body.attr("scale", 0.0)) or 1.0 / math.sqrt(widths[0] // of.heads)
+    how = Weighing(scale, added=[] if addend is None else [addend])
     if mask is not None:
         made = _mask(body, mask, of.key)
         if made is None:
             return False
-        added.append(made)
+        how.added.append(made)
     if int(body.attr("unidirectional", 0)):
-        added.append(_causal(body, of))
-    scores = body.scaled(body("MatMul", of.query, body.swap(of.key, [0, 1, 3, 2])), scale)
-    for value in added:
-        scores = body("Add", scores, value)
-    mixed = body("MatMul", body("Softmax", scores, axis=3), of.value)
-    joined = body.swap(mixed, HEADS_FIRST)
-    body.replace(0, body.reshape(joined, 0, 0, of.heads * of.value_head))
+        keys = length(body, of.key)
+        own = places_of(body, of.query, body("Sub", keys, length(body, of.query)), each=False)
+        how.blocked += outside(body, Window(after=0), counted(body, keys), own)
+    body.replace(0, together(body, weighed(body, of, how).mixed, widths[1]))
     return True
 
 
@@ -141,27 +124,10 @@ def _mask(body: FusedBody, mask: ir.Value, key: ir.Value) -> ir.Value | None:
         if isinstance(size, int) and size > 1:
             return None  # [2B] and [3B + 2] are told from [B] by the batch alone
         counts = body.unsqueeze(body("Cast", mask, to=int(ir.DataType.INT64)), 1)
-        kept = body("Less", _places(body, key), counts)
+        kept = body("Less", counted(body, length(body, key)), counts)
     elif axes in (2, 3):
         kept = body("Greater", body("Cast", mask, to=int(ir.DataType.FLOAT)), body.number(0.0))
     else:
         return None
     added = body("Where", kept, body.number(0.0), body.number(least))
     return body.unsqueeze(added, 1) if axes == 3 else body.unsqueeze(added, 1, 2)
-
-
-def _places(body: FusedBody, value: ir.Value) -> ir.Value:
-    """Write 0, 1, 2, … for the rows of [B, heads, rows, size]."""
-    rows = body("Gather", body("Shape", value), body.number(2, np.int64), axis=0)
-    return body("Range", body.number(0, np.int64), rows, body.number(1, np.int64))
-
-
-def _causal(body: FusedBody, of: _Operands) -> ir.Value:
-    """Write [S, T]: nothing where a key is not after its query, the smallest number elsewhere."""
-    keys, queries = _places(body, of.key), _places(body, of.query)
-    ahead = body(
-        "Sub", *(body("Gather", body("Shape", v), body.number(2, np.int64), axis=0) for v in (of.key, of.query))
-    )
-    last = body("Add", queries, ahead)
-    after = body("Greater", body.unsqueeze(keys, 0), body.unsqueeze(last, 1))
-    return body("Where", after, body.number(LEAST), body.number(0.0))

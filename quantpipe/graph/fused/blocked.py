@@ -60,7 +60,7 @@ def blocks_made(body: FusedBody) -> bool:
     if data is None:
         return False
     last = bool(body.attr("channels_last", 0))
-    axes = data.shape if data.shape is not None else body.axes(data)
+    axes = data.shape if data.shape is not None else body.axes(data.name or "")
     channels = axes[3 if last else 1] if axes is not None else None
     if size == 0 or (not isinstance(channels, int) and body.opset < CLIP_OPSET):
         return False

@@ -24,8 +24,9 @@ class FusedBody:
     node: ir.Node
     opset: int
     main: str = ""
-    axes: Callable[[ir.Value], Sequence[Any] | None] = lambda value: None
-    """The axes of a value that declares none."""
+    axes: Callable[[str], Sequence[Any] | None] = lambda name: None
+    types: Callable[[str], ir.DataType | None] = lambda name: None
+    """The axes of a value that declares none, and its type likewise."""
     written: int = field(default=0, init=False)
     named: bool = field(default=False, init=False)
 
@@ -40,8 +41,12 @@ class FusedBody:
     def rank(self, value: ir.Value | None) -> int | None:
         """Return the number of axes of a value, None where nobody knows it."""
         known = rank(value)
-        axes = self.axes(value) if known is None and value is not None else None
+        axes = self.axes(value.name or "") if known is None and value is not None else None
         return len(axes) if axes is not None else known
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Return the type of a value's elements, None where nobody knows it."""
+        return value.dtype or self.types(value.name or "")
 
     def reads(self, port: int) -> bool:
         """Return whether somebody reads an output of the node."""

@@ -12,10 +12,10 @@ import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError, nearest
 from quantpipe.graph.external_weights import copied
-from quantpipe.graph.fused import attention, blocked, dense, norms, pointwise
+from quantpipe.graph.fused import attention, blocked, cached, dense, norms, pointwise, rotary
 from quantpipe.graph.fused.body import NORM_OPSET, FusedBody
 from quantpipe.graph.fused.dense import CONV, PARAMETERS, POOL, TRANSPOSED
-from quantpipe.graph.symbolic_axes import axes_of
+from quantpipe.graph.symbolic_axes import axes_of, plain_axes_and_types_of
 
 STAGE = "model"
 MOST_PASSES = 16
@@ -34,6 +34,7 @@ class FusedOp:
 
 _OF_CONV = frozenset({"Relu", "Tanh", "Sigmoid", "LeakyRelu", "Clip", "HardSigmoid"})
 _OF_ATTENTION = ("mask_filter_value", "num_heads", "scale", "unidirectional")
+_OF_ROTARY = ("interleaved", "num_heads", "rotary_embedding_dim")
 _OF_GEMM = frozenset(PARAMETERS) - {"Clip"}
 
 _MS: Mapping[str, FusedOp] = {
@@ -62,6 +63,29 @@ _MS: Mapping[str, FusedOp] = {
         (*_OF_ATTENTION, "do_rotary", "past_present_share_buffer", "qkv_hidden_sizes", "rotary_embedding_dim"),
     ),
     "MultiHeadAttention": FusedOp(attention.multi_head_attention, _OF_ATTENTION),
+    "GroupQueryAttention": FusedOp(
+        cached.group_query_attention,
+        (
+            "causal",
+            "do_rotary",
+            "k_norm_epsilon",
+            "k_quant_type",
+            "kv_cache_bit_width",
+            "kv_num_heads",
+            "local_window_size",
+            "num_heads",
+            "q_norm_epsilon",
+            "qk_norm_epsilon",
+            "qk_output",
+            "rotary_interleaved",
+            "scale",
+            "sliding_window_cache",
+            "smooth_softmax",
+            "softcap",
+            "v_quant_type",
+        ),
+    ),
+    "RotaryEmbedding": FusedOp(rotary.ms_rotary_embedding, (*_OF_ROTARY, "is_packed_batching", "scale")),
 }
 
 _BLOCKED: Mapping[str, FusedOp] = {
@@ -81,9 +105,24 @@ FUSED: Mapping[tuple[str, str], FusedOp] = MappingProxyType(
     | {
         ("", "SimplifiedLayerNormalization"): FusedOp(norms.simplified_layer_norm, ("axis", "epsilon", "stash_type")),
         ("", "LayerNormalization"): FusedOp(norms.early_layer_norm, ("axis", "epsilon", "stash_type")),
+        ("", "RotaryEmbedding"): FusedOp(rotary.rotary_embedding, _OF_ROTARY),
+        ("", "Attention"): FusedOp(
+            cached.standard_attention,
+            (
+                "is_causal",
+                "kv_num_heads",
+                "left_window_size",
+                "q_num_heads",
+                "qk_matmul_output_mode",
+                "right_window_size",
+                "scale",
+                "softcap",
+                "softmax_precision",
+            ),
+        ),
     }
 )
-"""Domain and name -> the op. The last two are onnxruntime's own in opsets without such an op."""
+"""Domain and name -> the op. The normalizations are onnxruntime's own in opsets without such an op."""
 
 
 def refuse_undefined(model: ir.Model, path: Path) -> None:
@@ -144,13 +183,12 @@ def _one_pass(model: ir.Model) -> ir.Model:
         return model
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    known = axes_of(copy)
+    plain, types = plain_axes_and_types_of(copy)
+    known = axes_of(copy) or plain
     changed = False
     for node in list(copy.graph):
         op = FUSED.get((node.domain, node.op_type)) if _is_written(node, opset) else None
-        if op is not None and op.write(
-            FusedBody(copy.graph, node, opset, axes=lambda value: known.get(value.name or ""))
-        ):
+        if op is not None and op.write(FusedBody(copy.graph, node, opset, axes=known.get, types=types.get)):
             copy.graph.remove(node, safe=True)
             changed = True
     common_passes.RemoveUnusedNodesPass()(copy)

@@ -1,0 +1,24 @@
+"""Inputs that take the cache of a decoder (`past_key_values.0.key`, `past_0_key`): empty where the data have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.types import TensorInfo
+
+PREFIX = "past"
+EMPTY = "(empty cache)"
+"""The field of an input that is fed with the cache of no tokens."""
+
+
+def is_cache(port: TensorInfo) -> bool:
+    """Return whether an input takes a cache that grows: by its name and a free axis beside that of the samples."""
+    return port.name.startswith(PREFIX) and port.shape[:1] == (None,) and None in port.shape[1:]
+
+
+def empty_cache(port: TensorInfo, samples: int) -> NDArray[Any]:
+    """Return the cache of no tokens for some samples: every other free axis has no element."""
+    return np.zeros([samples, *(n or 0 for n in port.shape[1:])], dtype=port.dtype)

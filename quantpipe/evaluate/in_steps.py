@@ -1,0 +1,99 @@
+"""Whether a decoder that steps with its cache computes the integers of one run over the same tokens (a prefill).
+
+The realized model runs the first samples of a sequence one after the other, each with the cache of the one before. Then
+it runs once over all of them, with the cache that the sequence begins with. Every row of every output must be equal:
+logits, and the caches after the last step. A difference inside a layer shows in the caches of the layers after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.recurrent_state import SampleStep, StatefulSamples
+from quantpipe.data.subset import First
+from quantpipe.graph.execute import Session
+from quantpipe.types import Samples, StepsPart, StepsRow
+
+Array = NDArray[Any]
+STEPS = 8
+
+
+def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> StepsPart | None:
+    """Return how the first steps of a sequence differ from one run over the same tokens.
+
+    None where samples carry no state, or one that does not grow from step to step: it is no cache.
+    """
+    carried = samples.samples if isinstance(samples, First) else samples
+    if not isinstance(carried, StatefulSamples):
+        return None
+    steps = list(islice(carried.first_sequence(session.run), most))
+    if len(steps) < 2 or not _grows(steps, carried.state):
+        return None
+    whole = session.run(_joined_feeds(steps, carried.state))
+    rows = [
+        row
+        for name in steps[0].outputs
+        if (row := _difference(name, [np.asarray(s.outputs[name]) for s in steps], np.asarray(whole[name]))) is not None
+    ]
+    return {"steps": len(steps), "differing": sum(row["differing"] for row in rows), "outputs": rows}
+
+
+def steps_warning(found: StepsPart | None) -> str | None:
+    """Return the sentence about steps that give something else than the prefill."""
+    if found is None or not found["differing"]:
+        return None
+    rows = [row for row in found["outputs"] if row["differing"]]
+    named = ", ".join(f"{r['output']} ({r['differing']:,} of {r['elements']:,}, by {r['largest']:.3g})" for r in rows)
+    return (
+        f"{found['steps']} steps with the cache differ from one run over the same tokens: {named}. Sums in float "
+        "depend on the number of rows; other differences come from positions, masks or scales that depend on it"
+    )
+
+
+def _grows(steps: Sequence[SampleStep], state: Mapping[str, str]) -> bool:
+    """Return whether an output that is carried is larger than the input that it came from."""
+    first = steps[0]
+    return any(np.size(first.outputs[output]) > np.size(first.feeds[name]) for output, name in state.items())
+
+
+def _joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, Array]:
+    """Return the inputs of one run over all steps: their rows one after the other, and the first cache.
+
+    An input that is longer in every step, as a mask over the whole cache is, and one without rows, is the last step's.
+    """
+    carried = set(state.values())
+    found = {}
+    for name, first in steps[0].feeds.items():
+        arrays = [step.feeds[name] for step in steps]
+        if name in carried:
+            found[name] = first
+        elif first.ndim < 2 or arrays[1].shape != first.shape:
+            found[name] = arrays[-1]
+        else:
+            found[name] = np.concatenate(arrays, axis=1)
+    return found
+
+
+def _difference(name: str, arrays: Sequence[Array], whole: Array) -> StepsRow | None:
+    """Return the difference of an output: rows of all steps, or what the last step gives; None if neither fits."""
+    last, rows = arrays[-1], None
+    if last.shape == whole.shape:
+        rows = last
+    elif whole.ndim > 1:
+        joined = np.concatenate(arrays, axis=1) if _fit(arrays) else None
+        rows = joined if joined is not None and joined.shape == whole.shape else None
+    if rows is None:
+        return None
+    apart = rows != whole
+    largest = float(np.max(np.abs(rows[apart].astype(float) - whole[apart].astype(float)), initial=0.0))
+    return {"output": name, "elements": whole.size, "differing": int(apart.sum()), "largest": largest}
+
+
+def _fit(arrays: Sequence[Array]) -> bool:
+    """Return whether arrays differ in the second axis alone."""
+    return len({(a.shape[:1], a.shape[2:]) for a in arrays}) == 1

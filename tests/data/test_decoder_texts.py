@@ -1,0 +1,98 @@
+"""Texts for decoders: pieces of a text, empty caches by name, and the state from piece to piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantpipe.data import TextDataset
+from quantpipe.data.cache_inputs import empty_cache, is_cache
+from quantpipe.data.recurrent_state import carry
+from quantpipe.data.sources.text import Lengths, Pieces
+from quantpipe.errors import QuantpipeError
+from quantpipe.types import TensorInfo
+
+Array = np.ndarray[Any, Any]
+CACHE = TensorInfo("past_key_values.0.key", (None, 2, None, 4), "float32")
+INPUTS = [
+    TensorInfo("input_ids", (None, None), "int64"),
+    TensorInfo("position_ids", (None, None), "int64"),
+    TensorInfo("attention_mask", (None, None), "int64"),
+    CACHE,
+]
+LINES = [chr(97 + n) * 7 for n in range(12)]
+STATE = {"present.0.key": CACHE.name}
+
+
+def tokens(text: str) -> dict[str, Any]:
+    return {
+        "input_ids": [*map(ord, text)],
+        "position_ids": np.arange(2, 2 + len(text)),
+        "attention_mask": [1] * len(text),
+    }
+
+
+def dataset(folder: Path, **options: Any) -> Any:
+    path = folder / "lines.txt"
+    path.write_text("\n".join(LINES), encoding="utf-8")
+    every = {"calibrate": None, "search": None, "evaluate": None}
+    return TextDataset(path=str(path), tokenizer=tokens, samples=every, **options)
+
+
+def grown(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return a cache with one more column for each token, which holds the token."""
+    rows = np.broadcast_to(feeds["input_ids"][:, None, :, None], (1, 2, feeds["input_ids"].shape[1], 4))
+    return {"present.0.key": np.concatenate([feeds[CACHE.name], rows.astype(np.float32)], 2)}
+
+
+def test_pieces_leave_nothing_out_and_begin_with_an_empty_cache(tmp_path: Path) -> None:
+    splits = dataset(tmp_path, cut=3).splits(INPUTS, None, 0)
+    found: dict[int, list[int]] = {}
+    for part in (splits.calibrate, splits.search, splits.evaluate):
+        texts = set()
+        for batch in part.batches(4):
+            assert batch.inputs[CACHE.name].shape == (len(batch), 2, 0, 4)
+            for row, index in enumerate(batch.indices.tolist()):
+                found[index] = batch.inputs["input_ids"][row].tolist()
+                texts.add(index // 3)
+                assert batch.inputs["position_ids"][row].tolist() == list(range(2, 2 + len(found[index])))
+                assert batch.inputs["attention_mask"][row].tolist() == [1] * len(found[index])
+        assert texts
+    assert [n for i in sorted(found) for n in found[i]] == [ord(c) for line in LINES for c in line]
+    owners = [{i // 3 for i in part.indices.tolist()} for part in (splits.calibrate, splits.search, splits.evaluate)]
+    assert not owners[0] & owners[1] and not owners[1] & owners[2] and not owners[0] & owners[2]
+
+
+def test_states_go_from_piece_to_piece(tmp_path: Path) -> None:
+    splits = carry(dataset(tmp_path, cut=3, state=STATE).splits(INPUTS, None, 0), INPUTS, grown)
+    seen = []
+    for batch in splits.evaluate.batches(8):
+        cache, ids = batch.inputs[CACHE.name], batch.inputs["input_ids"]
+        begin = cache.shape[2]
+        assert (cache == ids[:, :1, None, None]).all()  # all tokens of a line are equal
+        assert (batch.inputs["position_ids"] == np.arange(2 + begin, 2 + begin + ids.shape[1])).all()
+        assert batch.inputs["attention_mask"].shape[1] == begin + ids.shape[1]
+        seen += [(begin, ids.shape[1])] * len(batch)
+    assert set(seen) == {(0, 3), (3, 3), (6, 1)}
+
+
+def test_only_inputs_of_that_name_and_form_are_caches() -> None:
+    assert is_cache(CACHE) and empty_cache(CACHE, 3).shape == (3, 2, 0, 4)
+    assert not is_cache(TensorInfo("past_h", (None, 8), "float32"))
+    assert not is_cache(TensorInfo("key", (None, 2, None, 4), "float32"))
+    assert not is_cache(TensorInfo("past_0", (2, None, 2, None, 4), "float32"))
+
+
+@pytest.mark.parametrize("cut", [0, -1, "many"])
+def test_a_wrong_length_of_pieces_is_refused(cut: Any, tmp_path: Path) -> None:
+    with pytest.raises(QuantpipeError, match=r"dataset\.cut.*must be null or an integer above 0"):
+        dataset(tmp_path, cut=cut).splits(INPUTS, None, 0)
+
+
+def test_pieces_and_a_greatest_length_exclude_each_other() -> None:
+    with pytest.raises(QuantpipeError, match=r"dataset\.cut.*dataset\.max_length"):
+        Lengths(4, None, Pieces(3))

@@ -1,0 +1,128 @@
+"""Steps with a cache against one run over the same tokens, on a decoder whose every number is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quantpipe.data import NpzDataset
+from quantpipe.data.recurrent_state import StatefulSamples, carry
+from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
+from quantpipe.graph.execute import Session
+from quantpipe.types import StepsPart, TensorInfo
+
+WORDS, WIDTH, LENGTH = 16, 4, 12
+STATE = {"present.key": "past.key", "present.value": "past.value"}
+SCALE = np.float32(0.5)
+
+
+def decoder(*, past_scale: float = 0.5, shift: bool = False) -> onnx.ModelProto:
+    """Return an attention without a Softmax: whole numbers times each other, and a cache in int8 of one scale.
+
+    `past_scale` quantizes the cache that comes in; `shift` counts the positions of steps one too high.
+    """
+    rng = np.random.default_rng(0)
+    held = {n: (rng.integers(-8, 8, (WORDS, WIDTH)) * SCALE).astype(np.float32) for n in ("q", "key", "value")}
+    held |= {"half": SCALE, "past": np.float32(past_scale), "nothing": np.int8(0), "none": np.float32(0)}
+    held |= {"zero": np.int64(0), "one": np.int64(1), "last": np.int64([2]), "two": np.int64(2)}
+    put = helper.make_node
+    nodes = [put("Gather", ["q", "input_ids"], ["query"])]
+    for name in ("key", "value"):
+        nodes += [
+            put("Gather", [name, "input_ids"], [f"{name}.row"]),
+            put("QuantizeLinear", [f"{name}.row", "half", "nothing"], [f"{name}.new"]),
+            put("QuantizeLinear", [f"past.{name}", "past", "nothing"], [f"{name}.old"]),
+            put("Concat", [f"{name}.old", f"{name}.new"], [f"{name}.all"], axis=1),
+            put("DequantizeLinear", [f"{name}.all", "half", "nothing"], [f"present.{name}"]),
+        ]
+    places = "position_ids"
+    if shift:
+        nodes += [
+            put("Shape", ["past.key"], ["past.axes"]),
+            put("Gather", ["past.axes", "one"], ["before"]),
+            put("Min", ["before", "one"], ["added"]),
+            put("Sub", ["position_ids", "added"], ["places"]),
+        ]
+        places = "places"
+    nodes += [
+        put("Transpose", ["present.key"], ["turned"], perm=[0, 2, 1]),
+        put("MatMul", ["query", "turned"], ["scores"]),
+        put("Shape", ["present.key"], ["axes"]),
+        put("Gather", ["axes", "one"], ["keys"]),
+        put("Range", ["zero", "keys", "one"], ["numbers"]),
+        put("Unsqueeze", [places, "last"], ["own"]),
+        put("Greater", ["numbers", "own"], ["after"]),
+        put("Where", ["after", "none", "scores"], ["seen"]),
+        put("MatMul", ["seen", "present.value"], ["y"]),
+    ]
+    ids = [helper.make_tensor_value_info(n, TensorProto.INT64, ["N", "S"]) for n in ("input_ids", "position_ids")]
+    caches = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", "P", WIDTH]) for n in STATE.values()]
+    outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", *STATE)]
+    constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in held.items()]
+    graph = helper.make_graph(nodes, "exact", [*ids, *caches], outs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def found(tmp_path: Any) -> Any:
+    """Return the comparison of a model, with its states carried by a mapping."""
+    rng = np.random.default_rng(1)
+    places = np.tile(np.arange(LENGTH), 6)
+    arrays = {"input_ids": rng.integers(0, WORDS, (6 * LENGTH, 1)), "position_ids": places[:, None]}
+    np.savez(tmp_path / "d.npz", **arrays, turn=np.repeat(np.arange(6), LENGTH))
+    inputs = [TensorInfo(n, (None, None), "int64") for n in arrays]
+    inputs += [TensorInfo(n, (None, None, WIDTH), "float32") for n in STATE.values()]
+
+    def compare(model: onnx.ModelProto, state: dict[str, str]) -> StepsPart | None:
+        session = Session(ir.from_proto(model))
+        data = NpzDataset(path=str(tmp_path / "d.npz"), state=state, keys={"sequence": "turn"})
+        splits = carry(data.splits(inputs, None, 0), inputs, session.run)
+        assert isinstance(splits.evaluate, StatefulSamples)
+        return steps_and_prefill(session, splits.evaluate)
+
+    return compare
+
+
+def test_steps_of_an_exact_decoder_are_its_prefill(found: Any) -> None:
+    part = found(decoder(), STATE)
+    assert part["steps"] == 8 and part["differing"] == 0 and steps_warning(part) is None
+    sizes = {row["output"]: row["elements"] for row in part["outputs"]}
+    assert sizes == dict.fromkeys(("y", *STATE), 8 * WIDTH)
+
+
+SWAPPED = {"present.key": "past.value", "present.value": "past.key"}
+
+
+@pytest.mark.parametrize(
+    ("model", "state", "output"),
+    [
+        (decoder(shift=True), STATE, "y"),
+        (decoder(past_scale=0.25), STATE, "present.key"),
+        (decoder(), SWAPPED, "present.value"),
+    ],
+    ids=["position off by one", "scale of the cache changed", "K and V swapped"],
+)
+def test_planted_faults_are_found(model: onnx.ModelProto, state: dict[str, str], output: str, found: Any) -> None:
+    part = found(model, state)
+    assert {row["output"]: row["differing"] for row in part["outputs"]}[output] > 0
+    warning = steps_warning(part)
+    assert warning is not None and warning.startswith("8 steps with the cache differ") and output in warning
+
+
+def test_a_state_that_does_not_grow_is_no_cache(tmp_path: Any) -> None:
+    node = helper.make_node("Add", ["x", "h"], ["g"])
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 3]) for n in "xhg"]
+    graph = helper.make_graph([node], "sum", ports[:2], ports[2:])
+    session = Session(
+        ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    )
+    np.savez(tmp_path / "d.npz", x=np.ones((60, 3), np.float32))
+    inputs = [TensorInfo(n, (None, 3), "float32") for n in "xh"]
+    data = NpzDataset(path=str(tmp_path / "d.npz"), state={"g": "h"}, state_reset=5, duplicates="allow")
+    splits = carry(data.splits(inputs, None, 0), inputs, session.run)
+    assert steps_and_prefill(session, splits.evaluate) is None

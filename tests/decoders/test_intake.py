@@ -1,0 +1,115 @@
+"""Decoders of several exporters: their attentions with a cache are written as ops whose rules exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.topology import analyze
+from quantpipe.errors import ModelError
+from quantpipe.graph.execute import Session
+from quantpipe.graph.load import load_graph
+from quantpipe.graph.outputs import with_extremes, with_outputs
+from quantpipe.graph.view import Graph
+from tests.decoders import nets
+from tests.ops.line import hardware, schema_for
+
+Array = np.ndarray[Any, Any]
+FUSED = {"Attention", "GroupQueryAttention", "RotaryEmbedding", "SkipSimplifiedLayerNormalization", "If"}
+
+
+def loaded(proto: onnx.ModelProto, folder: Path, fixed: dict[str, Any] | None = None) -> Graph:
+    onnx.save(proto, folder / "m.onnx")
+    past = Session(ir.from_proto(nets.standard())).run(given(nets.standard(), nets.feeds(nets.text(3, 4))))
+    carried = {name.replace("present", "past_key_values"): array for name, array in past.items() if name != "logits"}
+    every = nets.feeds(nets.text(3, 1, seed=2), carried) | {"use_cache_branch": np.array([True])}
+    found = load_graph(
+        folder / "m.onnx", lambda g: {i.name: every[i.name] for i in g.inputs}, isolate=False, fixed=fixed
+    )
+    (folder / "m.onnx").unlink()
+    return found
+
+
+def given(proto: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+    return {value.name: feeds[value.name] for value in proto.graph.input}
+
+
+@pytest.mark.parametrize("style", ["standard", "runtime"])
+def test_a_decoder_is_written_out_and_runs_at_every_length(style: str, tmp_path: Path) -> None:
+    proto = getattr(nets, style)()
+    graph = loaded(proto, tmp_path)
+    assert not graph.notes
+    assert FUSED.isdisjoint(n.op for n in graph.nodes)
+    reference, clean = Session(ir.from_proto(nets.standard())), Session(graph.model)
+    for length in (1, 3, 8):
+        every = nets.feeds(nets.text(2, length))
+        wanted, found = reference.run(given(nets.standard(), every)), clean.run(given(proto, every))
+        for name, array in wanted.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4)
+
+
+def test_a_branch_that_is_selected_is_written_out_too(tmp_path: Path) -> None:
+    graph = loaded(nets.merged(), tmp_path, fixed={"use_cache_branch": True})
+    assert not graph.notes
+    assert FUSED.isdisjoint(n.op for n in graph.nodes)
+
+
+def test_a_decoder_in_branches_is_told_how_to_select_one(tmp_path: Path) -> None:
+    graph = loaded(nets.merged(), tmp_path)
+    assert [n.op for n in graph.nodes] == ["If"]
+    spec = hardware("ort_cpu")
+    topology = analyze(graph, spec, schema_for(spec), AnnotateOptions())
+    assert "model.fixed" in topology.float_nodes["if"].text
+
+
+def with_room(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the decoder with a past that is as long as the present, in place."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        if "." in value.name:
+            value.type.tensor_type.shape.dim[2].dim_param = "max_length"
+    return proto
+
+
+def test_a_buffer_with_room_stays_one_op_in_float(tmp_path: Path) -> None:
+    graph = loaded(with_room(nets.runtime()), tmp_path)
+    assert [n.op for n in graph.nodes].count("GroupQueryAttention") == nets.LAYERS
+
+
+@pytest.mark.parametrize("cut", [with_outputs, lambda m, t: with_extremes(m, dict.fromkeys(t, 3))[0]])
+def test_the_present_of_an_attention_survives_a_cut(cut: Any) -> None:
+    """onnxruntime runs an attention with a past only if its node has the present, too."""
+    model = cut(ir.from_proto(nets.standard()), ["0.w"])
+    kept = next(n for n in model.graph if n.op_type == "Attention")
+    assert [value.name for value in kept.outputs] == ["0.w", "present.0.key", "present.0.value"]
+    assert "1.w" not in {value.name for n in model.graph for value in n.outputs}
+    assert "head" not in model.graph.initializers
+    every = given(nets.standard(), nets.feeds(nets.text(2, 3), {k: v + 0 for k, v in nets.empty_cache(2).items()}))
+    assert Session(model).run(every)
+
+
+def with_type(proto: onnx.ModelProto, ending: str, kind: int) -> onnx.ModelProto:
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name.endswith(ending):
+            value.type.tensor_type.elem_type = kind
+    return proto
+
+
+def test_two_pasts_of_different_types_are_refused_in_one_paragraph(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        loaded(with_type(nets.standard(), "0.value", TensorProto.DOUBLE), tmp_path)
+    assert "\n" not in str(caught.value) and "m.onnx" in str(caught.value)
+
+
+def test_attributes_that_nobody_defined_are_refused(tmp_path: Path) -> None:
+    proto = nets.runtime()
+    node = next(n for n in proto.graph.node if n.op_type == "GroupQueryAttention")
+    node.attribute.append(helper.make_attribute("local_windows", 3))
+    with pytest.raises(ModelError, match=r"'local_windows'.*'local_window_size'"):
+        loaded(proto, tmp_path)
