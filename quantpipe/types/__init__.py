@@ -56,7 +56,7 @@ from quantpipe.types.hardware import (
     Unify,
 )
 from quantpipe.types.imported import GivenTensor, GivenWeight, Imported, ImportedGrid, Keep
-from quantpipe.types.loops import NO_CELLS, CellForms, LoopProduct, LoopSite, RecurrentLimits
+from quantpipe.types.loops import NO_BODIES, NO_CELLS, BodyForms, CellForms, LoopProduct, LoopSite, RecurrentLimits
 from quantpipe.types.narrowing import FixedPoint, Requantize
 from quantpipe.types.plan import (
     Accumulate,
@@ -155,6 +155,7 @@ from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, To
 
 __all__ = [
     "MULTIPLIER_BITS",
+    "NO_BODIES",
     "NO_CELLS",
     "Accumulate",
     "Accumulator",
@@ -172,6 +173,7 @@ __all__ = [
     "BiasScale",
     "BlockGrid",
     "Blocks",
+    "BodyForms",
     "CalibratePart",
     "CauseKind",
     "CauseRow",
