@@ -176,8 +176,8 @@ class GraphBuilder:
 
 
 def ir_dtype(name: str) -> ir.DataType:
-    """Return `float32` -> FLOAT and so on; 4-bit types by their ONNX names."""
-    if name in ("int4", "uint4"):
+    """Return `float32` -> FLOAT and so on; types of 2 and 4 bits by their ONNX names."""
+    if name in ("int2", "uint2", "int4", "uint4"):
         return ir.DataType[name.upper()]
     return ir.DataType.from_numpy(np.dtype(name))
 

@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+SHORT = {
+    **dict.fromkeys((onnx.TensorProto.INT4, onnx.TensorProto.INT2), np.int8),
+    **dict.fromkeys((onnx.TensorProto.UINT4, onnx.TensorProto.UINT2), np.uint8),
+}
+"""Types of less than a byte, and what holds them here."""
+
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     """Return the value of a node's attribute, or `default` where it is not set."""
@@ -26,8 +32,8 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 def target(node: onnx.NodeProto) -> np.dtype[Any]:
     """Return the type that a Cast gives."""
     code = attribute(node, "to")
-    if code in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
-        return np.dtype(np.int8 if code == onnx.TensorProto.INT4 else np.uint8)
+    if code in SHORT:
+        return np.dtype(SHORT[code])
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
 
 
