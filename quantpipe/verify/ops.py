@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-SHORT = {
-    **dict.fromkeys((onnx.TensorProto.INT4, onnx.TensorProto.INT2), np.int8),
-    **dict.fromkeys((onnx.TensorProto.UINT4, onnx.TensorProto.UINT2), np.uint8),
-}
-"""Types of less than a byte, and what holds them here."""
+BYTES = {"INT2": np.int8, "INT4": np.int8, "UINT2": np.uint8, "UINT4": np.uint8}
+SHORT = {code: BYTES[name] for name, code in onnx.TensorProto.DataType.items() if name in BYTES}
+"""Types of less than a byte that the installed onnx has, and what holds them here."""
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
