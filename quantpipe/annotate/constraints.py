@@ -154,7 +154,7 @@ def _number(pattern: str, plain: Mapping[str, Any], field: str, positive: bool =
 
 
 def _dtype(pattern: str, value: Any) -> DType:
-    legal = [d.value for d in DType if not d.is_float and d.bits <= 16]
+    legal = [d.value for d in DType if not d.is_float and 4 <= d.bits <= 16]
     if str(value) not in legal:
         raise _error(pattern, f"dtype is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}")
     return DType(str(value))

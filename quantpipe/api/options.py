@@ -30,10 +30,10 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 """Where a call from Python departs from the defaults of conf/: nothing is written outside the run folder."""
 
 
-BESIDE = ("dataset", "custom_ops", "fixed", "keep", "random", "recurrent", "strategy", "trial")
+BESIDE = ("bodies", "dataset", "custom_ops", "fixed", "keep", "random", "recurrent", "strategy", "trial")
 """Options that stand elsewhere in the configuration than by their own names."""
 
-OF_MODEL = ("custom_ops", "random", "recurrent")
+OF_MODEL = ("bodies", "custom_ops", "random", "recurrent")
 """Options that are keys of the group `model`."""
 
 
@@ -66,6 +66,7 @@ class Options(TypedDict, total=False):
         random: What replaces ops that draw random numbers (`model.random`).
         custom_ops: Libraries of custom ops that sessions need (`model.custom_ops`).
         recurrent: Whether recurrent layers are written as their steps or as loops (`model.recurrent`).
+        bodies: Whether bodies of If, Loop and Scan are written out (`model.bodies`).
         keep: What of a model that is quantized already is kept (`import.keep` on the command line).
         pick: Which point of a Pareto front is taken.
         plugins: Packages that `_target_` may name.
@@ -100,6 +101,7 @@ class Options(TypedDict, total=False):
     random: str
     custom_ops: str | Sequence[str]
     recurrent: str
+    bodies: str
     pick: str
     plugins: Sequence[str]
     seed: int

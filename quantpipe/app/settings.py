@@ -31,6 +31,7 @@ from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.thresholds import Option, rules_of, shipped_option
 from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
+from quantpipe.hardware.bodies import Bodies, body_forms, read_bodies
 from quantpipe.hardware.cells import Recurrent, cell_forms, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.metrics.detection_outputs import DetectionOptions
@@ -96,7 +97,7 @@ KEYS = (
 )
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "model": ("path", "resident_mb", "fixed", "isolate", "recurrent", "random", "custom_ops"),
+    "model": ("path", "resident_mb", "fixed", "isolate", "recurrent", "bodies", "random", "custom_ops"),
     "schema": ("name", "activations", "weights"),
     "threshold": ("activations", "weights", "rules"),
     "threshold.weights": ("method",),
@@ -234,7 +235,10 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         keep=read_keep(plain.get("import") or {}),
         random=read_random(plain["model"].get("random")),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
-        cells=cell_forms(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
+        cells=replace(
+            cell_forms(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
+            bodies=body_forms(spec, read_bodies(plain["model"].get("bodies", Bodies.AUTO))),
+        ),
         verify=str(plain["verify"]),
         verbosity=str(plain["verbosity"]),
         seed=_seed(plain["seed"]),

@@ -47,7 +47,10 @@ class Speed:
         return {"by": self.by, "ratio": self.ratio, "slower": self.slower}
 
 
-OWN_CELLS = "model.recurrent=cells, which leaves recurrent layers to onnxruntime's own kernels, in float"
+OWN_CELLS = (
+    "model.recurrent=cells model.bodies=keep, which leave recurrent layers, loops and branches to onnxruntime's own "
+    "kernels, in float"
+)
 
 
 def speed_of(

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import convert_attributes
 
+from quantpipe.errors import HardwareError
 from quantpipe.graph.pairs import separate
 from quantpipe.graph.view import Node
 
@@ -176,8 +177,16 @@ class GraphBuilder:
 
 
 def ir_dtype(name: str) -> ir.DataType:
-    """Return `float32` -> FLOAT and so on; 4-bit types by their ONNX names."""
-    if name in ("int4", "uint4"):
+    """Return `float32` -> FLOAT and so on; types of 2 and 4 bits by their ONNX names.
+
+    Raises HardwareError for 2 bits if the installed onnx-ir is older than these types.
+    """
+    if name in ("int2", "uint2", "int4", "uint4"):
+        if name.upper() not in ir.DataType.__members__:
+            raise HardwareError(
+                f"weights of type {name} need a newer onnx-ir than the installed one; legal are int4 and int8 with it",
+                stage="realize",
+            )
         return ir.DataType[name.upper()]
     return ir.DataType.from_numpy(np.dtype(name))
 

@@ -22,6 +22,7 @@ import onnxslim
 from numpy.typing import NDArray
 
 from quantpipe.graph.compare import difference, shaken
+from quantpipe.graph.control_flow import bodies_written_out
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fold import fold_batch_norms
@@ -50,7 +51,7 @@ from quantpipe.graph.runnable import runnable
 from quantpipe.graph.symbolic_axes import axes_of
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
-from quantpipe.types import CellForms
+from quantpipe.types import NO_BODIES, BodyForms, CellForms
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,13 @@ class More:
     """Hold the steps that depend on the device: joining patterns of plug-in packages, and recurrent layers.
 
     `stored`: tensors that no step may fuse into another op, since a quantized file defines how they are stored.
+    `bodies`: the loops and branches that are written out.
     """
 
     joined: Step
     in_steps: Step
     stored: tuple[str, ...] = ()
+    bodies: BodyForms = NO_BODIES
 
 
 def cleaned_model(
@@ -147,6 +150,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (lower_opset,),
         (_slim, _slim_unshaped),
         (_take_branches,),
+        (bodies_written_out(more.bodies, _slim),),
         (fused_written_out,),
         (functions_written_out,),
         (_see_numbers,),

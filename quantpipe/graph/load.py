@@ -18,6 +18,7 @@ import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
+from quantpipe.graph.control_flow import selected_notes
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash, free_first_axes
@@ -40,6 +41,7 @@ from quantpipe.graph.names import name_nodes
 from quantpipe.graph.normalize import Feeds, MeasuredTensors, expose, measure
 from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
+from quantpipe.graph.rewrites.bodies import wanted
 from quantpipe.graph.rewrites.chance import NoiseInputs, without_chance
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
@@ -134,12 +136,13 @@ def clean_graph(
 
     An older opset is raised to `least_opset`. With `isolate`, a separate process runs native code on the model first,
     under limits (`graph/isolated_process.py`). `declared` are the ops of the hardware file; patterns of plug-in
-    packages among them are joined. `cells` are recurrent layers to write as their steps, or as a loop.
+    packages among them are joined. `cells` are recurrent layers to write as their steps, or as a loop,
+    and the loops and branches that are written out.
     """
     original = raw.graph
     single, where = original.model, original.source
     own_hash = fixed_hash(original.model_hash, _written_anew(original, cells))  # another model than the file's
-    more = More(joining(declared), in_steps(cells), raw.real.stored)
+    more = More(joining(declared), in_steps(cells), raw.real.stored, cells.bodies)
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")
@@ -148,7 +151,8 @@ def clean_graph(
         settled = raw.real.settled(lambda m, names: Session(expose(m, names), where=where).run(feeds, names))
         model, notes = cleaned_model(settled, original, feeds, least_opset, more=more, tell=tell)
         tell("measuring its tensors")
-        return _Loaded(pack(model, single), measure(view(model, own_hash, where), feeds), (*said, *notes))
+        said = (*said, *notes, *selected_notes(original, model))
+        return _Loaded(pack(model, single), measure(view(model, own_hash, where), feeds), said)
 
     found = apart(work, start_runtime, _limits(raw.given, feeds), where) if isolate else work(lambda step: None)
     for note in found.notes:
@@ -162,10 +166,11 @@ def clean_graph(
 
 
 def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
-    """Return the ops of recurrent layers of a model that are written as their steps, and as loops."""
+    """Return what is written otherwise: recurrent layers as steps and loops by op, bodies by node."""
     held = {node.op for node in graph.nodes}
     found = {"in steps": sorted(held.intersection(cells.steps)), "in loops": sorted(held.intersection(cells.loops))}
     found["with cell states"] = found["in loops"] if cells.cells else []
+    found["without bodies"] = [node.name or "" for node in graph.model.graph if wanted(node, cells.bodies)]
     return {how: ops for how, ops in found.items() if ops}
 
 

@@ -106,4 +106,4 @@ BYTE_OPS = frozenset({"Cast", "Mod", "Div", "Sub"})
 
 LONG = frozenset({"int16", "uint16"})
 WIDE = frozenset({"int32", "int64"})
-SHORT = frozenset({"int4", "uint4"})
+SHORT = frozenset({"int2", "uint2", "int4", "uint4"})

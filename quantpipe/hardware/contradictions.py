@@ -25,6 +25,7 @@ def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
     """Raise HardwareError naming one field, and its legal values given the other fields."""
     _requantization(spec, reader)
     _storage(spec, reader)
+    _two_bits(spec, reader)
     _blocks(spec, reader)
     if AddInputs.RESIDUAL_ONLY in spec.add_variants and spec.realize != "integer":
         raise reader.error(
@@ -118,6 +119,18 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
             if wider:
                 raise reader.error(f"ops.{op}", f"uses {wider[0]}, wider than accumulator.dtype, which is {own}")
             _fixed_scale(spec, reader, op, signature)
+
+
+def _two_bits(spec: HardwareSpec, reader: Reader) -> None:
+    """Two bits are a type of integer weights alone: onnxruntime's QuantizeLinear makes other codes of 2 bits."""
+    for op, signatures in spec.declared.items():
+        weight = OP_RULES[op].weight if op in OP_RULES else None
+        for signature in signatures:
+            data = [d for port, d in enumerate(signature.inputs) if port != weight or signature.is_weight_only]
+            for field, types in (("in", data), ("out", signature.outputs)):
+                if any(d in (DType.INT2, DType.UINT2) for d in types):
+                    legal = "legal are 4 bits and more, and int2 or uint2 for weights that meet integers"
+                    raise reader.error(f"ops.{op}.{field}", f"has activations or float products of 2 bits; {legal}")
 
 
 def _fixed_scale(spec: HardwareSpec, reader: Reader, op: str, signature: OpSignature) -> None:

@@ -31,6 +31,9 @@ IR_VERSION = 9
 NEWER_OPSET = 21
 NEWER_IR_VERSION = 10
 """QuantizeLinear stores 16-bit integers, and Cast reads 4-bit ones, from here on."""
+SHORT_OPSET = 25
+SHORT_IR_VERSION = 13
+"""Cast reads 2-bit integers from here on."""
 
 
 def opset_for(spec: HardwareSpec) -> int:
@@ -41,6 +44,8 @@ def opset_for(spec: HardwareSpec) -> int:
     types = {t for signatures in spec.declared.values() for s in signatures for t in (*s.inputs, *s.outputs)}
     stored = {t.bits for t in types if not t.is_float and t.bits < spec.accumulator.dtype.bits}
     coded = spec.weights.block is not None
+    if 2 in stored:
+        return SHORT_OPSET
     return NEWER_OPSET if coded or stored & {4, 16} else OPSET
 
 
@@ -130,6 +135,8 @@ class Context:
         newer = newer or any(w.stored_bits == 4 or w.has_real_blocks for w in plan.weights.values())
         newer = newer or any(t.dtype.bits == 4 for t in plan.tables.values())
         opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
+        if any(w.stored_bits == 2 for w in plan.weights.values()):
+            opset, version = SHORT_OPSET, SHORT_IR_VERSION
         self.opset = max(opset, graph.opset)
         self.builder = GraphBuilder(f"{dialect.name}", self.opset, version, names)
         self.dialect = dialect

@@ -172,8 +172,9 @@ class Stored:
     def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
         """Write integer weights; `values`: the same weights in another layout.
 
-        Four bits are stored as such, two to the byte, and cast to a byte each, which the runtime does once at load. Its
-        integer kernels read no int4, and a DequantizeLinear of int4 would leave the convolution after it in float.
+        Four and two bits are stored as such, two or four to the byte, and cast to a byte each, which the runtime does
+        once at load. Its integer kernels read neither, and a DequantizeLinear of these would leave the convolution
+        after it in float.
         Weights in a file stay there, a byte each.
         """
         array = weight.values if values is None else values

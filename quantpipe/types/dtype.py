@@ -12,6 +12,8 @@ from numpy.typing import DTypeLike
 class DType(StrEnum):
     """Name a storage type; `bits` includes the sign bit."""
 
+    INT2 = "int2"
+    UINT2 = "uint2"
     INT4 = "int4"
     UINT4 = "uint4"
     INT8 = "int8"
@@ -49,7 +51,7 @@ class DType(StrEnum):
 
     @property
     def numpy(self) -> DTypeLike:
-        """Return the NumPy type that holds it (4-bit values live in 8-bit arrays)."""
-        if self in (DType.INT4, DType.UINT4):
+        """Return the NumPy type that holds it (values of 2 and 4 bits live in 8-bit arrays)."""
+        if self.bits < 8:
             return np.dtype("int8" if self.signed else "uint8")
         return np.dtype(self.value)

@@ -24,20 +24,33 @@ class RecurrentLimits:
 
 
 @dataclass(frozen=True)
+class BodyForms:
+    """Select the bodies that are written out: those of `holders` (of If, Loop, Scan) that hold one of `ops`."""
+
+    holders: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+
+
+NO_BODIES = BodyForms()
+"""All bodies stay as they are."""
+
+
+@dataclass(frozen=True)
 class CellForms:
     """Name the ops of recurrent layers that are rewritten, and how.
 
     `steps`: layers of a fixed length that is not too long, as their steps. `loops`: all others as a loop, with an
-    output of every cell state where `cells` is true.
+    output of every cell state where `cells` is true. `bodies`: loops and branches of the file that are written out.
     """
 
     steps: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
     cells: bool = False
+    bodies: BodyForms = NO_BODIES
 
 
 NO_CELLS = CellForms()
-"""All recurrent layers stay as they are."""
+"""All recurrent layers, loops and branches stay as they are."""
 
 
 @dataclass(frozen=True)

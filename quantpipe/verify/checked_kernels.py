@@ -124,7 +124,7 @@ class KernelCheck(Pieces):
     def _expect_no_saturation(self, weight: Array, data: str, node: onnx.NodeProto) -> None:
         """No pair of neighbouring products leaves int16, as x86 without VNNI adds them."""
         entry, source = self.numbers.plan["weights"][self.plan["weight"]], self.numbers.quantizer(data)
-        if source["dtype"] != "uint8" or entry["dtype"] not in ("int8", "int4"):
+        if source["dtype"] != "uint8" or entry["dtype"] not in ("int8", "int4", "int2"):
             return
         axis = entry["channel_axis"]
         codes = weight + along(np.asarray(entry["zero_point"], np.int64), entry["axis"], weight.ndim)

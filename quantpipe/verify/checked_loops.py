@@ -19,6 +19,7 @@ from quantpipe.verify.ops import attribute, target
 from quantpipe.verify.realized_model import Model
 
 PRODUCTS = frozenset({"MatMulInteger", "MatMul"})
+ENTERING = frozenset({"Clip", "Sub", "Cast"})
 SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 
 
@@ -30,7 +31,7 @@ def check_loops(plan: Mapping[str, Any], model: Model) -> set[str]:
         if node is None or node.op_type != "Scan":
             raise Wrong(name, "the model has no such loop")
         body = Body(attribute(node, "body"), model, name)
-        products = [n for n in body.nodes if n.op_type in PRODUCTS and model.is_constant(n.input[1])]
+        products = [n for n in body.nodes if body.is_of_integers(n)]
         wanted = [said_of["weight"] for said_of in said["products"]]
         expect(len(products) == len(wanted), name, f"its body has {len(products)} products, {len(wanted)} in plan.json")
         for product, own in zip(products, said["products"], strict=True):
@@ -53,6 +54,15 @@ class Body:
         self._inputs, self._outputs = list(graph.input), [value.name for value in graph.output]
         self._makers = {out: n for n in self.nodes for out in n.output if out}
 
+    def is_of_integers(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node multiplies a quantized value by a constant; other products are float arithmetic."""
+        if node.op_type not in PRODUCTS or not self._model.is_constant(node.input[1]):
+            return False
+        at = self._makers.get(node.input[0])
+        while at is not None and at.op_type in ENTERING:
+            at = self._makers.get(at.input[0])
+        return node.op_type != "MatMul" or (at is not None and at.op_type == "QuantizeLinear")
+
     def check(
         self, product: onnx.NodeProto, q: Mapping[str, Any], weight: Mapping[str, Any], said: Mapping[str, Any]
     ) -> None:  # fmt: skip
@@ -67,7 +77,7 @@ class Body:
         low, high = limits(q["dtype"])
         offset = 0
         at, bounds = self._makers.get(product.input[0]), (low, high)
-        while at is not None and at.op_type in ("Clip", "Sub", "Cast"):
+        while at is not None and at.op_type in ENTERING:
             if at.op_type == "Clip":
                 least, most = (int(self._model.constant(i)) for i in at.input[1:])
                 bounds = (max(bounds[0], least), min(bounds[1], most))

@@ -86,7 +86,7 @@ class Folder:
     def tensor(self, proto: onnx.TensorProto) -> Array:
         """Return the elements of an initializer, from the model or from the data file next to it."""
         array = self.elements(proto)
-        return array if array.dtype.kind in "iufb" else np.asarray(array).astype(np.int8)  # packed 4-bit integers
+        return array if array.dtype.kind in "iufb" else np.asarray(array).astype(np.int8)  # packed, 2 or 4 bits
 
     def elements(self, proto: onnx.TensorProto) -> Array:
         """Return the elements of an initializer in their own type, also in one that NumPy does not have."""

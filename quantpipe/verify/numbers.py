@@ -80,10 +80,13 @@ class ClaimedNumbers:
         return np.float32(q["scale"]), int(q["zero_point"])
 
 
+BYTES = {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}
+
+
 def storage(name: str) -> np.dtype[Any]:
-    """Return the NumPy type that holds a stored tensor; 4-bit integers take a byte each."""
+    """Return the NumPy type that holds a stored tensor; integers of 2 and 4 bits take a byte each."""
     try:
-        return np.dtype({"int4": "int8", "uint4": "uint8"}.get(name, name))
+        return np.dtype(BYTES.get(name, name))
     except TypeError:
         raise Wrong("plan.json", f"{name} is no integer type") from None
 
@@ -91,7 +94,7 @@ def storage(name: str) -> np.dtype[Any]:
 def limits(name: str) -> tuple[int, int]:
     """Return the minimum and maximum integer of a type of plan.json."""
     bits = int("".join(c for c in name if c.isdigit()) or "0")
-    expect(4 <= bits <= 64, "plan.json", f"{name} is no integer type")
+    expect(2 <= bits <= 64, "plan.json", f"{name} is no integer type")
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 

@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+BYTES = {"INT2": np.int8, "INT4": np.int8, "UINT2": np.uint8, "UINT4": np.uint8}
+SHORT = {code: BYTES[name] for name, code in onnx.TensorProto.DataType.items() if name in BYTES}
+"""Types of less than a byte that the installed onnx has, and what holds them here."""
+
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     """Return the value of a node's attribute, or `default` where it is not set."""
@@ -26,8 +30,8 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 def target(node: onnx.NodeProto) -> np.dtype[Any]:
     """Return the type that a Cast gives."""
     code = attribute(node, "to")
-    if code in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
-        return np.dtype(np.int8 if code == onnx.TensorProto.INT4 else np.uint8)
+    if code in SHORT:
+        return np.dtype(SHORT[code])
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
 
 

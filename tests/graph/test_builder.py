@@ -56,7 +56,15 @@ def test_what_is_built_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("float32", "FLOAT"), ("int8", "INT8"), ("int4", "INT4"), ("uint4", "UINT4")]
+    ("name", "expected"),
+    [
+        ("float32", "FLOAT"),
+        ("int8", "INT8"),
+        ("int4", "INT4"),
+        ("uint4", "UINT4"),
+        ("int2", "INT2"),
+        ("uint2", "UINT2"),
+    ],
 )
 def test_dtypes(name: str, expected: str) -> None:
     assert ir_dtype(name).name == expected

@@ -62,7 +62,7 @@ BAD = {
     "part is no mapping": ("vta", "cost", 3, "cost must be a mapping of macs_per_cycle"),
     "empty source": ("vta", "source", " ", "source is empty; name the source of the facts"),
     "dtype": ("vta", "ops/Conv/0/in", ["int7", "int8"], "ops.Conv.in is 'int7' (did you mean"),
-    "output dtype": ("vta", "ops/Add/0/out", ["float16"], "legal are int4, uint4, int8, uint8, int16"),
+    "output dtype": ("vta", "ops/Add/0/out", ["float16"], "legal are int2, uint2, int4, uint4, int8, uint8, int16"),
     "no dtype": ("vta", "ops/Add/0/out", [], "ops.Add needs at least one dtype in `in` and in `out`"),
     "no signature": ("vta", "ops/Add", [], "ops.Add must be a list of {in: [...]"),
     "no input": ("vta", "ops/Add", [{"out": ["int8"]}], "ops.Add needs `in` and `out`"),

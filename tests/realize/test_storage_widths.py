@@ -1,9 +1,11 @@
-"""4-bit weights are stored in 4 bits and run in integer kernels; 16-bit tensors run in the integer form, and nowhere
-else; sums of 16-bit operands are those of an int64 interpreter."""
+"""Weights of 4 and 2 bits are stored in as many bits and run in integer kernels; 16-bit tensors run in the
+integer form, and nowhere else; sums of 16-bit operands are those of an int64 interpreter."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,10 +15,14 @@ import pytest
 from quantpipe.errors import HardwareError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.load import load_graph
+from quantpipe.hardware.load import load_hardware
 from quantpipe.lowering import opset_for
-from tests.ops.line import Net, hardware, line, normal_samples
+from quantpipe.types import HardwareSpec
+from quantpipe.verify import verify_folder
+from tests.ops.line import Array, Net, hardware, hardware_data, line, normal_samples
 from tests.ops.test_every_op import graph_of
 from tests.simulate.test_against_interpreter import check
+from tests.verify.folders import refreshed, write
 
 FORMS = ("qdq", "qoperator", "integer")
 
@@ -50,6 +56,81 @@ def test_four_bit_weights_halve_the_file_and_still_fuse(tmp_path) -> None:  # ty
     ort.InferenceSession(sizes["int4_weights"], options, providers=["CPUExecutionProvider"])
     ops = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert "QLinearConv" in ops and "Conv" not in ops
+
+
+def two_bits(kind: str = "int2", shipped: str = "int4_weights", **changes: Any) -> HardwareSpec:
+    """A shipped file whose 4-bit weights have 2 bits."""
+    data = json.loads(json.dumps(hardware_data(shipped) | changes).replace('"int4"', f'"{kind}"'))
+    data["weights"] |= {"bits": 2} | ({"symmetric": False} if kind.startswith("u") else {})
+    return load_hardware({k: v for k, v in data.items() if k != "tables"})
+
+
+def codes_of(model: onnx.ModelProto, tensor: str, count: int) -> Array:
+    """The codes of an initializer of 2 bits, from its bytes: four to the byte, the first one lowest."""
+    (held,) = (t for t in model.graph.initializer if t.name == f"{tensor}_q2")
+    assert len(held.raw_data) == -(-count // 4)
+    found = [(byte >> shift) & 3 for byte in held.raw_data for shift in (0, 2, 4, 6)][:count]
+    signed = held.data_type == onnx.TensorProto.INT2
+    return np.asarray([c - 4 if signed and c > 1 else c for c in found])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["conv_chain", "gemm_plain", "gemm_trans", "matmul_rank3", "tied_weights"])
+def test_two_bit_weights_are_stored_in_two_bits(name: str, form: str, tmp_path: Path) -> None:
+    made = line(graph_of(name), two_bits(), min_bits=2)
+    plan = made.plan(8)
+    model = onnx.load_from_string(model_bytes(made.realize(plan, form).model))
+    onnx.checker.check_model(model)
+    assert model.opset_import[0].version == 25 and model.ir_version == 13
+    for weight in plan.weights.values():
+        codes = codes_of(model, weight.tensor, weight.values.size)
+        np.testing.assert_array_equal(np.sort(codes), np.sort(weight.values.reshape(-1)))
+        assert set(codes) <= {-2, -1, 0, 1}
+    assert made.agree(plan, form).differing == 0
+    root = write(made, plan, form, tmp_path / "run")
+    assert verify_folder(root).wrong is None
+    file = onnx.load(root / "realize" / "model.onnx")
+    held = next(t for t in file.graph.initializer if t.name.endswith("_q2"))
+    held.raw_data = bytes([held.raw_data[0] ^ 1]) + held.raw_data[1:]
+    onnx.save(file, root / "realize" / "model.onnx")
+    refreshed(root)
+    assert verify_folder(root).wrong is not None
+
+
+@pytest.mark.parametrize("form", ["qdq", "integer"])
+def test_two_bits_without_a_sign(form: str) -> None:
+    made = line(graph_of("gemm_plain"), two_bits("uint2", isa="vnni"), min_bits=2)
+    plan = made.plan(8)
+    model = onnx.load_from_string(model_bytes(made.realize(plan, form).model))
+    for weight in plan.weights.values():
+        codes = codes_of(model, weight.tensor, weight.values.size)
+        np.testing.assert_array_equal(np.sort(codes), np.sort(weight.values.reshape(-1)))
+        assert codes.min() == 0 and codes.max() == 3
+    assert made.agree(plan, form).differing == 0
+
+
+@pytest.mark.parametrize(("op", "row", "place"), [
+    ("Relu", {"in": ["uint2"], "out": ["uint8"]}, r"ops\.Relu\.in"),
+    ("Conv", {"in": ["uint2", "int8"], "out": ["uint8"]}, r"ops\.Conv\.in"),
+    ("Conv", {"in": ["uint8", "int2"], "out": ["uint2"]}, r"ops\.Conv\.out"),
+])  # fmt: skip
+def test_two_bits_are_for_weights_alone(op: str, row: dict[str, Any], place: str) -> None:
+    """onnxruntime writes other codes of 2 bits than the plan has, and reads none in integer kernels."""
+    data = hardware_data("ort_cpu")
+    with pytest.raises(HardwareError, match=f"{place}.* of 2 bits; legal are 4 bits and more"):
+        load_hardware(data | {"ops": {**data["ops"], op: [row]}})
+
+
+def test_a_file_with_two_bit_weights_is_read_back() -> None:
+    made = line(graph_of("conv_chain"), two_bits(), min_bits=2)
+    plan = made.plan(8)
+    written = made.realize(plan, "qdq")
+    again = line(onnx.load_from_string(model_bytes(written.model)), two_bits(), samples=made.samples, min_bits=2)
+    weights = again.plan(8).weights.values()
+    assert len(weights) == len(plan.weights)
+    for a, b in zip(plan.weights.values(), weights, strict=True):
+        np.testing.assert_array_equal(a.values, b.values)
+        np.testing.assert_array_equal(a.scale, b.scale)
 
 
 LONG = (

@@ -31,6 +31,7 @@ from quantpipe.oprules.loops import products_of
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
 from quantpipe.types import CellForms, DType
 from quantpipe.verify import verify_folder
+from tests.graph.test_bodies import scanned
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line
 from tests.recurrent.nets import INPUT, SIZE, classifier, layer, scans
 from tests.recurrent.test_steps import GIVEN, MORE, cleaned, run
@@ -237,6 +238,22 @@ def test_the_checker_takes_a_loop(device: str, tmp_path: Path) -> None:
     made = made_on(device, "GRU", "bidirectional")
     root = write(made, made.plan(16 if device == "npu_w8a16" else 8), "integer", tmp_path / "run")
     assert verify_folder(root).wrong is None
+
+
+@pytest.mark.parametrize("form", ["qdq", "integer"])
+def test_the_checker_takes_a_loop_with_other_products(form: str, tmp_path: Path) -> None:
+    """Two of three products of its body read no state: they are float arithmetic."""
+    proto, x = scanned(), np.random.default_rng(3).standard_normal((24, 6, 4)).astype(np.float32)
+    made = line(cleaned(proto, {"x": x[:4]}, CellForms()), "ort_cpu", samples=ArraySamples({"x": x}))
+    (site,) = made.topology.loops
+    assert len(site.products) == 1
+    root = write(made, made.plan(), form, tmp_path / "run")
+    assert verify_folder(root).wrong is None
+    file = onnx.load(root / "realize" / "model.onnx")
+    _no_quantizer(file, "", "")
+    onnx.save(file, root / "realize" / "model.onnx")
+    refreshed(root)
+    assert "the state does not enter it" in str(verify_folder(root).wrong)
 
 
 def test_devices_and_users_decide() -> None:

@@ -37,7 +37,7 @@ def type_of(value: ir.Value | None) -> DType | None:
 
 
 def whole(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the integers of a constant, 4-bit ones in 8-bit arrays; None for what is no constant."""
+    """Return the integers of a constant, those of 2 and 4 bits in 8-bit arrays; None for what is no constant."""
     found = constant(value)
     kind = type_of(value)
     return None if found is None else found.astype(kind.numpy) if kind is not None else found
@@ -94,7 +94,7 @@ def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DTyp
     if zero is not None and of_zero is None:
         kind = zero.const_value.dtype if zero.const_value is not None else zero.dtype
         raise refused(node, f"its zero point is {kind.name.lower() if kind else 'of no type'}; legal are integers of "
-                      "4, 8, 16 or 32 bits")  # fmt: skip
+                      "2, 4, 8, 16 or 32 bits")  # fmt: skip
     if own is not None and of_zero is not None and own is not of_zero:
         raise refused(node, f"its integers are {own} and its zero point is {of_zero}; legal is one type for both")
     named = attribute(node, "output_dtype", 0)
@@ -102,7 +102,7 @@ def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DTyp
         name = ir.DataType(named).name.lower()
         own = DType(name) if name in INTEGERS else None
         if own is None:
-            raise refused(node, f"it stores {name}; legal are integers of 4, 8 or 16 bits")
+            raise refused(node, f"it stores {name}; legal are integers of 2, 4, 8 or 16 bits")
     return of_zero or own or DType.UINT8
 
 

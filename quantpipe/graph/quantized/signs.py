@@ -19,6 +19,8 @@ from quantpipe.graph.quantized.grids import refused
 from quantpipe.types import DType, ImportedGrid
 
 WIDER = {
+    DType.INT2: DType.INT8,
+    DType.UINT2: DType.INT8,
     DType.INT4: DType.INT8,
     DType.UINT4: DType.INT8,
     DType.INT8: DType.INT16,
