@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.tflite.layout import Order, laid, place, plain, turned
+from quantpipe.graph.tflite.operators import ADDITIONS, EXTREMES, TABLED
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
-from quantpipe.realize.tflite.layout import Order, laid, place, plain, turned
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer, bounds_of
 from quantpipe.types import (
     DType,
@@ -27,10 +28,6 @@ from quantpipe.types import (
     Sum,
 )
 
-ADDITIONS: Mapping[str, tuple[str, str]] = {"Add": ("ADD", "AddOptions"), "Sub": ("SUB", "SubOptions")}
-EXTREMES: Mapping[str, str] = {"Max": "MAXIMUM", "Min": "MINIMUM"}
-TABLED: Mapping[str, str] = {"Sigmoid": "LOGISTIC", "Tanh": "TANH"}
-"""Functions that TFLite's int8 kernels look up in a table of their own."""
 GRIDS: Mapping[str, tuple[float, int]] = {"Sigmoid": (1 / 256, -128), "Softmax": (1 / 256, -128), "Tanh": (1 / 128, 0)}
 """What those kernels store their results in: scale and zero point."""
 GRID_16 = (1 / 32768, 0)

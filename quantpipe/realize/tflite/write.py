@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.tflite.layout import laid
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering.fragments import ops_of
 from quantpipe.oprules import Family
 from quantpipe.realize.tflite import elements, metadata, moves, products, reals
-from quantpipe.realize.tflite.layout import laid
 from quantpipe.realize.tflite.walk import FORM, Placed, Refusal, TfliteWalk, Writer
 from quantpipe.types import Form, Kernel, QuantPlan, Topology
 
