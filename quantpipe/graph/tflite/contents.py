@@ -93,12 +93,13 @@ class FileOperator:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Hold a file's main graph; inputs and outputs map names to numbers of tensors."""
+    """Hold a file's main graph and metadata; inputs and outputs map names to numbers of tensors."""
 
     tensors: tuple[FileTensor, ...]
     operators: tuple[FileOperator, ...]
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
+    metadata: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def contents_of(content: bytes, where: str) -> Contents:
@@ -156,7 +157,17 @@ class _Parser:
         ports = [self._numbers(v, len(tensors), "a port") for v in (graph.InputsAsNumpy(), graph.OutputsAsNumpy())]
         self._check_order(tensors, operators, ports)
         names = [self._named(rows, tensors, side) for rows, side in zip(ports, ("Inputs", "Outputs"), strict=True)]
-        return Contents(tensors, operators, names[0], names[1])
+        return Contents(tensors, operators, names[0], names[1], self._metadata())
+
+    def _metadata(self) -> dict[str, bytes]:
+        found = {}
+        for number in range(self._count(self._model.MetadataLength())):
+            entry = self._model.Metadata(number)
+            if 0 <= entry.Buffer() < self._model.BuffersLength():
+                raw = self._model.Buffers(entry.Buffer()).DataAsNumpy()
+                self._count(raw.size if isinstance(raw, np.ndarray) else 0)
+                found[self._text(entry.Name())] = raw.tobytes() if isinstance(raw, np.ndarray) else b""
+        return found
 
     def _count(self, length: int) -> int:
         """Return a length, and take it off the budget."""

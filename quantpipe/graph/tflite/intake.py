@@ -26,7 +26,7 @@ OPSET = 21
 """The first one whose QuantizeLinear has 16-bit integers."""
 IR_VERSION = 10
 MOST_BIAS = 32
-"""Bits of integers that DequantizeLinear reads; those of 64-bit biases become real values."""
+"""Bits of integers that DequantizeLinear reads; 64-bit biases that do not fit become real values."""
 
 
 class UnreadOperator(ModelError):
@@ -277,7 +277,10 @@ class TfliteIntake:
         if not tensor.quantized:
             return self.constant(name, array.astype(np.float32) if tensor.kind == "FLOAT16" else array, tensor.kind)
         if array.dtype.itemsize * 8 > MOST_BIAS:
-            return self.constant(name, self._dequantized(tensor, array, order))
+            narrow = array.astype(np.int32)
+            if not np.array_equal(narrow, array):
+                return self.constant(name, self._dequantized(tensor, array, order))
+            tensor, array = replace(tensor, kind="INT32"), narrow
         stored = self.constant(f"{name}_q", array, tensor.kind)
         return self.node("DequantizeLinear", [stored, *self._grid(tensor, order)], name=name, **_axis(tensor, order))
 

@@ -42,7 +42,6 @@ ELEMENTWISE: Mapping[str, tuple[str, str | None]] = {
     "Sin": ("SIN", None),
     "Cos": ("COS", "CosOptions"),
     "Floor": ("FLOOR", None),
-    "Ceil": ("CEIL", None),
     "Pow": ("POW", "PowOptions"),
 }
 """ONNX op -> TFLite operator, and the table of its options."""

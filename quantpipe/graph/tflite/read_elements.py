@@ -15,6 +15,7 @@ from quantpipe.graph.tflite.operators import ACTIVATIONS, ELEMENTWISE, EXTREMES
 
 _ONNX: Mapping[str, str] = {
     **{own: op for op, (own, _) in ELEMENTWISE.items()},
+    "CEIL": "Ceil",
     "ROUND": "Round",
     "SIGN": "Sign",
     "HARD_SWISH": "HardSwish",

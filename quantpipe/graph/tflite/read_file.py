@@ -16,6 +16,7 @@ from quantpipe.graph.tflite.contents import NO_TENSOR, NUMPY, STAGE, contents_of
 from quantpipe.graph.tflite.intake import Reader, TfliteIntake, UnreadOperator, unread
 from quantpipe.graph.tflite.layout import Order
 from quantpipe.graph.tflite.operators import IDENTIFIER
+from quantpipe.graph.tflite.read_tables import is_inside, recorded_functions, write_function
 
 READERS: Mapping[str, Reader] = {**read_products.READERS, **read_elements.READERS, **read_moves.READERS}
 """Operator -> what reads it."""
@@ -60,9 +61,14 @@ def read_tflite(path: Path) -> onnx.ModelProto:
         if tensor.kind not in NUMPY:
             raise refused(where, f"has the tensor {tensor.name[:60]!r} of the type {tensor.kind}", ", ".join(NUMPY))
     intake = TfliteIntake(contents)
+    functions = recorded_functions(contents)
     for operator in contents.operators:
         try:
-            READERS[operator.op](intake, operator)
+            known = functions.get(operator.outputs[0]) if operator.outputs else None
+            if known is not None:
+                write_function(intake, operator.outputs[0], known)
+            elif not is_inside(functions, operator.outputs):
+                READERS[operator.op](intake, operator)
         except UnreadOperator as error:
             raise _at(operator.op, contents.tensors[operator.outputs[0]].name, error.reason, where) from error
         except (IndexError, KeyError, ValueError, TypeError, OverflowError) as error:

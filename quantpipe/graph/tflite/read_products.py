@@ -25,9 +25,11 @@ def window_attributes(
 
     The pads of SAME are numbers where the size of the map is known.
     """
-    strides = [operator.option("strideH", 1), operator.option("strideW", 1)]
-    if min((*strides, *dilations, *kernel), default=0) < 1:
-        raise UnreadOperator(f"its strides are {strides}, its dilations {list(dilations)}; legal are numbers from 1 on")
+    strides = _strides(operator)
+    if min((*dilations, *kernel)) < 1:
+        raise UnreadOperator(
+            f"its window is {list(kernel)}, its dilations {list(dilations)}; legal are sizes from 1 on"
+        )
     found: dict[str, Any] = {"strides": strides}
     if tuple(dilations) != (1, 1):
         found["dilations"] = list(dilations)
@@ -39,6 +41,13 @@ def window_attributes(
     rows = zip(tensor.shape[1:3], strides, kernel, dilations, strict=True)
     whole = [max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0) for n, s, k, d in rows]
     return found | {"pads": [w // 2 for w in whole] + [w - w // 2 for w in whole]}
+
+
+def _strides(operator: FileOperator) -> list[int]:
+    found = [operator.option("strideH", 1), operator.option("strideW", 1)]
+    if min(found) < 1:
+        raise UnreadOperator(f"its strides are {found}; legal are numbers from 1 on")
+    return found
 
 
 def _as_maps(intake: TfliteIntake, numbers: Sequence[int]) -> None:
@@ -75,17 +84,16 @@ def transposed(intake: TfliteIntake, operator: FileOperator) -> None:
     target, weight, data = operator.inputs[:3]
     _as_maps(intake, (weight, data))
     size, kernel = _result_size(intake, operator, target), intake.tensor(weight).shape[1:3]
-    window = window_attributes(intake, operator, kernel)
-    before = intake.tensor(data).shape[1:3]
+    before, strides = intake.tensor(data).shape[1:3], _strides(operator)
     if len(size) != 2 or intake.tensor(data).free & {1, 2}:
         raise UnreadOperator("the size of its result is not known")
-    cut = [(n - 1) * s + k - m for n, s, k, m in zip(before, window["strides"], kernel, size, strict=True)]
+    cut = [(n - 1) * s + k - m for n, s, k, m in zip(before, strides, kernel, size, strict=True)]
     begin = [max(c, 0) // 2 for c in cut]
     behind = [c - b for c, b in zip(cut, begin, strict=True)]
     more = [max(-b, 0) for b in behind]
-    if any(m >= s for m, s in zip(more, window["strides"], strict=True)):
+    if any(m >= s for m, s in zip(more, strides, strict=True)):
         raise UnreadOperator(f"its result of {size} reaches beyond what the window covers")
-    attributes: dict[str, Any] = {"strides": window["strides"], "pads": [*begin, *(max(b, 0) for b in behind)]}
+    attributes: dict[str, Any] = {"strides": strides, "pads": [*begin, *(max(b, 0) for b in behind)]}
     if any(more):
         attributes["output_padding"] = more
     order = channels_first(MAP_AXES)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.tflite.layout import Order, laid, place, plain, turned
 from quantpipe.graph.tflite.operators import ADDITIONS, EXTREMES, TABLED
 from quantpipe.graph.view import Node
+from quantpipe.oprules.definitions import specified
 from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer, bounds_of
 from quantpipe.types import (
@@ -173,6 +174,20 @@ def function(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     walk.file.operator("ADD", [wide, start], [index], 1, kind="AddOptions")
     table = walk.file.constant(f"{name}/table", plan.table.reshape(-1), out.dtype, walk.grid(kernel.output))
     walk.file.operator("GATHER", [table, index], [result], 2, kind="GatherOptions", axis=0)
+    _record(walk, node, plan, result=result, order=order)
+
+
+def _record(walk: TfliteWalk, node: Node, plan: Lookup, *, result: int, order: Order) -> None:
+    """Record the function of a table in the file, for those who read it."""
+    function = specified(node, walk.graph)
+    if function is None:
+        return
+    out = walk.plan.quantizers[walk.topology.kernel_of[node.name].output]
+    low, high = bounds_of(out, plan.low, plan.high)
+    ends = [(low, out.dtype.qmin), (high, out.dtype.qmax)]
+    function["bounds"] = [None if q == end else float(out.scale) * (q - out.zero_point) for q, end in ends]
+    function["shapes"] = [list(walk.graph.shapes[t]) for t in node.inputs[1:] if t]
+    walk.functions[result] = function | {"axes": list(order)}
 
 
 def _of_16(walk: TfliteWalk, node: Node, plan: Lookup, *, value: int, result: int) -> None:

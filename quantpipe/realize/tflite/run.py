@@ -17,7 +17,8 @@ from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError, brief
 from quantpipe.graph.tflite import litert
 from quantpipe.graph.tflite.layout import Order
-from quantpipe.realize.tflite.write import METADATA
+from quantpipe.graph.tflite.operators import IDENTIFIER
+from quantpipe.graph.tflite.read_tables import METADATA
 
 Feeds = Mapping[str, Array]
 LATENCY_RUNS = 30
@@ -61,7 +62,7 @@ class TfliteModel:
         stored = [t["index"] for t in self.tensors.values() if t["index"] not in set(self.input_numbers)]
         model.subgraphs[0].outputs = list(dict.fromkeys([*model.subgraphs[0].outputs, *stored]))
         builder = litert.flatbuffers().Builder(len(self.content))
-        builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+        builder.Finish(model.Pack(builder), file_identifier=IDENTIFIER)
         return bytes(builder.Output())
 
     @property

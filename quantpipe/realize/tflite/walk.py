@@ -52,6 +52,8 @@ class TfliteWalk:
         self.single = False
         """Whether the file holds for one number of samples alone."""
         self.inputs: dict[str, Placed] = {}
+        self.functions: dict[int, dict[str, Any]] = {}
+        """Result of a table -> the function that it was made of."""
         self._held: dict[tuple[str, Form], dict[Order, int]] = {}
         self.free = graph.fixed_batch is None
         """Whether the axis of the samples may have any size."""
