@@ -121,10 +121,12 @@ ROWS: Mapping[str, Sequence[Row]] = {
     **{op: [_one(kind)] for op, kind in (
         ("LOGISTIC", None), ("TANH", None), ("RELU", None), ("RELU6", None), ("RELU_N1_TO_1", None),
         ("RELU_0_TO_1", None), ("EXP", "ExpOptions"), ("ABS", "AbsOptions"), ("NEG", "NegOptions"), ("SIN", None),
-        ("COS", "CosOptions"), ("FLOOR", None), ("ROUND", None), ("SQUARE", "SquareOptions"), ("ELU", None),
+        ("COS", "CosOptions"),  ("FLOOR", None), ("SQUARE", "SquareOptions"), 
         ("HARD_SWISH", "HardSwishOptions"), ("SIGN", "SignOptions"), ("LOG_SOFTMAX", "LogSoftmaxOptions"),
         ("L2_NORMALIZATION", "L2NormOptions"))},
     "CEIL": [_one(expected=np.ceil)],
+    "ROUND": [_one(expected=np.round)],
+    "ELU": [_one(expected=lambda x: np.where(x > 0, x, np.expm1(x)))],
     **{op: [_one(positive=True)] for op in ("LOG", "SQRT", "RSQRT")},
     "GELU": [_one("GeluOptions"), _one("GeluOptions", options={"approximate": True})],
     "LEAKY_RELU": [_one("LeakyReluOptions", options={"alpha": 0.3})],
@@ -166,7 +168,7 @@ ROWS: Mapping[str, Sequence[Row]] = {
     "PADV2": [Row([MAP, whole(0, 0, 1, 2, 0, 1, 0, 0).reshape(4, 2), real(1)], [(1, 9, 6, 4)], "PadV2Options")],
     "MIRROR_PAD": [Row([MAP, whole(0, 0, 1, 2, 0, 1, 0, 0).reshape(4, 2)], [(1, 9, 6, 4)], "MirrorPadOptions")],
     "TILE": [Row([MAP, whole(1, 1, 2, 3)], [(1, 6, 10, 12)], "TileOptions")],
-    "BROADCAST_TO": [Row([(1, 3), whole(2, 3)], [(2, 3)], "BroadcastToOptions")],
+    "BROADCAST_TO": [Row([(1, 3), whole(2, 3)], [(2, 3)], "BroadcastToOptions", version=2)],
     **{op: [Row([MAP, whole(11, 9)], [(1, 11, 9, 4)], f"{kind}Options", options) for options in (
             {}, {"halfPixelCenters": True}, {"alignCorners": True})]
        for op, kind in (("RESIZE_BILINEAR", "ResizeBilinear"), ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighbor"))},

@@ -15,6 +15,7 @@ from quantpipe.graph.load import load_graph, read_graph
 from quantpipe.graph.tflite import litert
 from quantpipe.graph.tflite.read_tables import METADATA
 from quantpipe.hardware.legality import reachable
+from quantpipe.realize.tflite.container import Container, TensorQuantization
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import Accumulate, ImportedPart
 from tests.graph.tflite_rows import small_net
@@ -37,7 +38,7 @@ def read_again(path: Path, device: str) -> Line:
         isolate=False,
         declared=reachable(spec),
     )
-    return line(graph, spec, samples=normal_samples(graph, 4))
+    return line(graph, spec, samples=normal_samples(graph, 6))
 
 
 def compared(made: Line, bits: int) -> ImportedPart:
@@ -99,13 +100,26 @@ def test_a_file_of_another_converter_keeps_its_integers(name: str) -> None:
         assert same(part)
 
 
-@pytest.mark.parametrize("name", ["conv1d_dynamic", "upconv_float"])
 @pytest.mark.parametrize("device", ["ort_cpu", "tflite_int8"])
-def test_a_file_of_float_tensors_runs_the_line(name: str, device: str) -> None:
-    made = read_again(CONVERTED / f"{name}.tflite", device)
-    assert (made.graph.imported is not None) == (name == "conv1d_dynamic")
+def test_a_float_file_runs_the_line(device: str) -> None:
+    made = read_again(CONVERTED / "upconv_float.tflite", device)
+    assert made.graph.imported is None
     found = made.agree(made.plan(), "qdq" if device == "ort_cpu" else "integer")
     assert found.differing == 0 and found.elements > 0
+
+
+def test_integer_weights_of_a_file_with_float_tensors_are_kept(tmp_path: Path) -> None:
+    """Dynamic range: the file has int8 weights alone."""
+    file, values = Container(), np.random.default_rng(2).integers(-127, 128, (5, 8)).astype(np.int8)
+    x, y = file.tensor("x", (1, 8), "float32"), file.tensor("y", (1, 5), "float32")
+    weight = file.constant("w", values, "int8", TensorQuantization(np.float32(0.02)))
+    file.operator("FULLY_CONNECTED", [x, weight, -1], [y], 3, kind="FullyConnectedOptions")
+    path = tmp_path / "m.tflite"
+    path.write_bytes(file.build({"x": x}, {"y": y}, "", {}, free=False))
+    made = read_again(path, "tflite_int8")
+    given = made.graph.imported
+    assert given is not None and not given.tensors and np.array_equal(given.weights[0].values, values)
+    assert [np.array_equal(w.values, values) for w in made.plan().weights.values()] == [True]
 
 
 @pytest.mark.parametrize(("kind", "device"), [("int8", "tflite_int8"), ("int16", "tflite_16x8")])

@@ -32,7 +32,7 @@ def reshape(intake: TfliteIntake, operator: FileOperator) -> None:
         if 0 in before.free and numbers[:1] == [1] and -1 not in numbers:
             numbers[0] = -1
         shape = intake.constant(f"{intake.name_of(operator)}/shape", np.asarray(numbers, np.int64))
-    intake.make(operator, plain(intake.rank(target)), "Reshape", [value, shape], allowzero=1)
+    intake.make(operator, plain(intake.rank(target)), "Reshape", [value, shape])
 
 
 def squeeze(intake: TfliteIntake, operator: FileOperator) -> None:
