@@ -105,7 +105,7 @@ class Contents:
 def contents_of(content: bytes, where: str) -> Contents:
     """Return what a .tflite file holds.
 
-    Raises ModelError for a file that is none, is cut short, or contradicts itself.
+    Raises ModelError for a file of another format, or that is cut short or contradicts itself.
     """
     if content[4:8] != IDENTIFIER:
         raise refused(where, "is no TensorFlow Lite file: its bytes 4 to 8 are not TFL3")
@@ -298,7 +298,7 @@ class _Parser:
                 raise self._refused(f"has the output {tensors[number].name[:60]!r}, which nothing makes")
 
     def _named(self, ports: tuple[int, ...], tensors: tuple[FileTensor, ...], side: str) -> dict[str, int]:
-        """Return ports by their names in the signature of the graph; by their tensors' names where it has none."""
+        """Return ports by their names in the signature of the graph; by their tensors' names without such a signature."""
         signed: dict[int, str] = {}
         for number in range(self._count(self._model.SignatureDefsLength())):
             signature = self._model.SignatureDefs(number)

@@ -147,7 +147,7 @@ class TfliteIntake:
         self.keep(number, order, made)
 
     def name_of(self, operator: FileOperator) -> str:
-        """Return the name that nodes of an operator begin with: that of its first result."""
+        """Return the name that nodes of an operator begin with: the name of its first result."""
         return self._name_of(self.tensor(operator.outputs[0]))
 
     def activation(self, operator: FileOperator) -> tuple[float | None, float | None] | None:
@@ -185,7 +185,7 @@ class TfliteIntake:
         return made
 
     def constant(self, name: str, value: NDArray[Any], kind: str = "") -> str:
-        """Add a constant; `kind` is its type in the schema where numpy has none (INT4)."""
+        """Add a constant; `kind` is its type in the schema where numpy has no such type (INT4)."""
         made = self.free_name(name)
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         if kind == "INT4":

@@ -49,7 +49,7 @@ def is_tflite(path: Path) -> bool:
 def read_tflite(path: Path) -> onnx.ModelProto:
     """Return the network of a .tflite file as ONNX; inputs and outputs have the file's order of axes.
 
-    Raises ModelError for a file that is none or contradicts itself, and for operators without a form in ONNX, all of
+    Raises ModelError for a file of another format, or that contradicts itself, and for operators without a form in ONNX, all of
     them at once.
     """
     where = str(path)
