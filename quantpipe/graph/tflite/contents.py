@@ -298,7 +298,7 @@ class _Parser:
                 raise self._refused(f"has the output {tensors[number].name[:60]!r}, which nothing makes")
 
     def _named(self, ports: tuple[int, ...], tensors: tuple[FileTensor, ...], side: str) -> dict[str, int]:
-        """Return ports by their names in the signature of the graph; by their tensors' names without such a signature."""
+        """Return ports by their names in the signature of the graph; without one, by their tensors' names."""
         signed: dict[int, str] = {}
         for number in range(self._count(self._model.SignatureDefsLength())):
             signature = self._model.SignatureDefs(number)

@@ -49,8 +49,8 @@ def is_tflite(path: Path) -> bool:
 def read_tflite(path: Path) -> onnx.ModelProto:
     """Return the network of a .tflite file as ONNX; inputs and outputs have the file's order of axes.
 
-    Raises ModelError for a file of another format, or that contradicts itself, and for operators without a form in ONNX, all of
-    them at once.
+    Raises ModelError for a file of another format, or that contradicts itself. Operators without a form in ONNX are
+    named all at once.
     """
     where = str(path)
     contents = contents_of(path.read_bytes(), where)

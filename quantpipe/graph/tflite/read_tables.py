@@ -1,8 +1,8 @@
 """Read tables of functions as the functions that they were made of, where the file records these.
 
 The writer has a table (CAST, ADD, GATHER) for a function without an operator of its own, and records the function in
-the file's metadata. A table without a record has
-no float op: it reads integers as numbers.
+the file's metadata. A table without a record has no float op, because it reads integers as
+numbers.
 """
 
 from __future__ import annotations
