@@ -56,7 +56,7 @@ def own(model: str, folder: Path, zoo: Path | None) -> None:
 
 def in_float(content: bytes) -> bytes:
     """Return a file of integers as one of real numbers."""
-    from quantpipe.realize.tflite import litert
+    from quantpipe.graph.tflite import litert
 
     s = litert.schema()
     model = s.ModelT.InitFromObj(s.Model.GetRootAs(content))

@@ -18,7 +18,6 @@ FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ".pt2": ("a program exported by PyTorch", _TORCH),
         ".ckpt": ("a checkpoint, of PyTorch as a rule", _TORCH),
         ".safetensors": ("a file of weights without a graph", _SAFETENSORS),
-        ".tflite": ("a TensorFlow Lite model", f"{_TF} --tflite {{path}} --output model.onnx"),
         ".h5": ("a Keras model", f"{_TF} --keras {{path}} --output model.onnx"),
         ".hdf5": ("a Keras model", f"{_TF} --keras {{path}} --output model.onnx"),
         ".keras": ("a Keras model", "in Python: keras.saving.load_model('{path}').export('model.onnx', format='onnx')"),
@@ -33,19 +32,22 @@ FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Suffix -> what it is, and the command that exports it to ONNX."""
 
-_MAGIC: Final = ((4, b"TFL3", ".tflite"), (0, b"\x89HDF", ".h5"), (0, b"GGUF", ".gguf"))
+_MAGIC: Final = ((0, b"\x89HDF", ".h5"), (0, b"GGUF", ".gguf"))
 """Offset in the file, bytes there, and the suffix of the format."""
+_TFLITE: Final = b"TFL3"
 _ZIP: Final = b"PK\x03\x04"
 
 
 def foreign_format(path: Path) -> str | None:
-    """Return what an existing file or folder is if not ONNX, and how it is exported; None if it may be ONNX.
+    """Return what an existing file or folder is if not ONNX, and how it is exported; None if it may be read.
 
     The content decides, then the suffix: a file of another suffix that begins like one of these formats is named, too.
     """
     if path.is_dir():
         return _of_folder(path)
     suffix, begin = path.suffix.lower(), _begin(path)
+    if begin[4:8] == _TFLITE:
+        return None  # read as it is, under any suffix
     known = next((name for offset, magic, name in _MAGIC if begin[offset : offset + len(magic)] == magic), None)
     if known is None and begin[:4] == _ZIP:
         known = suffix if suffix in FORMATS else ".pt" if b"data.pkl" in begin else None

@@ -1,4 +1,4 @@
-"""Compare the realized model with the quantized one that it was imported from, as onnxruntime runs it.
+"""Compare the realized model with the quantized one that it was imported from, as onnxruntime or LiteRT runs it.
 
 What is the same is compared integer by integer: tensors and weights whose scale and zero point are the file's, up to
 the shift between signed and unsigned types. What had to change is measured in real units.
@@ -13,16 +13,21 @@ import numpy as np
 
 from quantpipe.annotate.given import fitted_range, fitted_weight
 from quantpipe.arrays import Array
-from quantpipe.errors import ModelError
+from quantpipe.errors import HardwareError, ModelError
+from quantpipe.evaluate.imported_file import imported_file
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.quantized import flat_view, with_real_softmax
-from quantpipe.graph.session_options import INT8_KERNELS, carried
+from quantpipe.graph.session_options import carried
+from quantpipe.graph.tflite.read_file import places_of
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize
 from quantpipe.lowering import Rendered
 from quantpipe.plan.given_blocks import given_blocks
 from quantpipe.plan.weight_blocks import real_weight, rows_of, spread
+from quantpipe.realize.tflite.form import kernels_of
+from quantpipe.realize.tflite.run import LiteRTKernels
+from quantpipe.realize.tflite.walk import FORM
 from quantpipe.types import (
     GivenTensor,
     GivenWeight,
@@ -103,8 +108,8 @@ def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
     run, why_not = _Run(model, given), ""
     try:
         _compare(run, samples)
-    except ModelError as error:
-        why_not = f"onnxruntime does not run the file: {error}"
+    except (ModelError, HardwareError) as error:
+        why_not = f"the file cannot be run: {error}"
     told = _told(run)
     changed = [row for t in told if (row := _tensor_row(run, t)) is not None]
     weights = {n: row for n, w in given.weight.items() if (row := _weight_row(run, w)) is not None}
@@ -144,7 +149,7 @@ def _told(run: _Run) -> list[GivenTensor]:
 
 def _real_softmax(run: _Run, samples: Samples) -> int | None:
     """Return how many integers differ if onnxruntime computes a Softmax in float; None where nothing differs."""
-    if run.given.runnable is None or not any(_differing(run).values()):
+    if run.given.runnable is None or not any(_differing(run).values()) or places_of(run.given.runnable.metadata_props):
         return None
     real = with_real_softmax(run.given.runnable)
     if real is None:
@@ -173,20 +178,19 @@ def _compare(run: _Run, samples: Samples) -> None:
         if name in held
     }
     ours = {t: model.realized.integers[t] for t in pairs}
-    asked = {**INT8_KERNELS, **carried(given.runnable)}
-    theirs = Session(expose(given.runnable, list(pairs.values())), options=asked, where="imported model")
+    kernels = kernels_of(model.plan) if FORM in model.spec.loads else LiteRTKernels.REFERENCE
+    theirs = imported_file(given, model.graph.source, pairs.values(), kernels)
     here = Session(expose(model.realized.model, list(ours.values())), options=carried(model.realized.model))
     ports = {p.name for p in model.graph.inputs}
-    plain = Session(given.runnable, where="imported model")
     for batch in samples.batches(model.graph.batch_size):
         feeds = {name: fed(given, name, array) for name, array in batch.inputs.items() if name in ports}
-        wanted, found = theirs.run(feeds), here.run(batch.inputs)
+        wanted, found = theirs.integers(feeds), here.run(batch.inputs)
         for tensor, name in pairs.items():
             grid, own = given.tensor[tensor].grid, model.plan.quantizers[tensor]
             run.pairs.setdefault(tensor, _Pair()).add(
                 *_both(wanted[name], found[ours[tensor]].reshape(wanted[name].shape), grid, own), same=_same(grid, own)
             )
-        results = plain.run(feeds)
+        results = theirs.outputs(feeds)
         for port in model.graph.outputs:
             real = real_output(given, port.name, results[port.name])
             run.outputs.setdefault(port.name, _Pair()).add(real, found[port.name], same=True)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from quantpipe import extend
 from quantpipe.errors import PERHAPS_OURS, ModelError, QuantpipeError, brief, fault
 from quantpipe.foreign_formats import foreign_format
+from quantpipe.graph.tflite.read_file import is_tflite, read_tflite
 from quantpipe.graph.vet import all_nodes, name_default_opset, vet
 
 STAGE = "model"
@@ -25,16 +26,16 @@ SMALL = 1 << 16
 
 
 def read_model(path: Path) -> ir.Model:
-    """Read an ONNX file; large external data stay on disk until they are asked for.
+    """Read an ONNX file, or a .tflite file as ONNX; large external data stay on disk until they are asked for.
 
-    Raises ModelError when the file is missing, empty, not ONNX, or has no nodes.
+    Raises ModelError when the file is missing, empty, of another format, or has no nodes.
     """
     if path.exists() and (other := foreign_format(path)) is not None:
         raise ModelError(other, stage=STAGE, where=str(path))
     if not path.is_file():
         raise ModelError("there is no such file; model.path must name an ONNX model", stage=STAGE, where=str(path))
     try:
-        proto = onnx.load(path, load_external_data=False)
+        proto = read_tflite(path) if is_tflite(path) else onnx.load(path, load_external_data=False)
         name_default_opset(proto)
         vet(proto, path)
         model = ir.from_proto(proto)

@@ -123,6 +123,7 @@ class Imported:
         dynamic: Tensors whose ranges the file computes from each sample.
         keep: Which of these parts are kept.
         lost: Tensors and constants that the clean-up of the float model removed, with the reasons.
+        biases: The integers of biases `[C]`, by the names of the real constants.
         runnable: The file's own model as onnxruntime runs it; None in another process, and for external weights.
     """
 
@@ -133,6 +134,7 @@ class Imported:
     keep: Keep = Keep.ALL
     lost: Mapping[str, str] = field(default_factory=dict)
     runnable: Any = field(default=None, repr=False)
+    biases: Mapping[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def tensor(self) -> Mapping[str, GivenTensor]:

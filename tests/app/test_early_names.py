@@ -92,7 +92,6 @@ def test_a_model_of_another_format_is_named_with_the_command_that_exports_it(suf
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"\x1c\0\0\0TFL3abcd", "a TensorFlow Lite model"),
         (b"\x89HDF\r\n\x1a\n", "a Keras model"),
         (b"PK\x03\x04archive/data.pkl", "a PyTorch file"),
         (b"PK\x03\x04other", "a zip archive"),
@@ -102,6 +101,14 @@ def test_the_content_decides_where_the_suffix_does_not(content: bytes, what: str
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     assert what in str(foreign_format(path))
+
+
+def test_a_tflite_file_is_read_under_any_suffix(tmp_path: Path) -> None:
+    path = tmp_path / "m.h5"
+    path.write_bytes(b"\x1c\0\0\0TFL3abcd")
+    assert foreign_format(path) is None and missing_file([f"model.path={path}"], tmp_path) is None
+    path.write_bytes(b"\x1c\0\0\0TFX3abcd")
+    assert "a Keras model" in str(foreign_format(path))
 
 
 def test_folders_are_named_as_what_they_are(tmp_path: Path) -> None:

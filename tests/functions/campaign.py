@@ -31,10 +31,10 @@ from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.graph.tflite import litert
 from quantpipe.lowering import Rendered
 from quantpipe.realize.c import runner
 from quantpipe.realize.c.form import walked
-from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import FunctionKind, Lookup, Program, QuantPlan, Requantize, Rounding, Step

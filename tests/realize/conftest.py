@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from quantpipe.realize.tflite import litert
+from quantpipe.graph.tflite import litert
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
+from quantpipe.graph.tflite import litert
+from quantpipe.graph.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import requantize_fixed_point
 from quantpipe.lowering import Rendered
-from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.container import packed
 from quantpipe.realize.tflite.form import kernels_of
-from quantpipe.realize.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
 from quantpipe.realize.tflite.litert_kernels import departures
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner, told_by
 from quantpipe.realize.tflite.write import TfliteFile, write_model

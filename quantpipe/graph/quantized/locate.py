@@ -46,13 +46,21 @@ def located(given: Imported, original: Graph, graph: Graph) -> Imported:
     weights = {}
     for weight in given.weights:
         if weight.grid.dtype.bits > 16 or not original.consumers.get(weight.tensor):
-            continue  # a bias follows from the scales around it
+            continue  # a bias is given by its integers alone, at the scale of the products
         found = _found(weight, original, graph)
         if found is None:
             lost[weight.tensor] = CHANGED
         else:
             weights[found.tensor] = found
-    return replace(given, tensors=tuple(tensors), weights=tuple(weights.values()), lost=lost)
+    biases = {w.tensor: w.values.reshape(-1).astype(np.int64) for w in given.weights if _is_bias(w, original, graph)}
+    return replace(given, tensors=tuple(tensors), weights=tuple(weights.values()), lost=lost, biases=biases)
+
+
+def _is_bias(weight: GivenWeight, original: Graph, graph: Graph) -> bool:
+    """Return whether the cleaned model has a constant of 32-bit integers as it was."""
+    if weight.grid.dtype.bits <= 16 or not graph.is_constant(weight.tensor):
+        return False
+    return np.array_equal(original.constant(weight.tensor).reshape(-1), graph.constant(weight.tensor).reshape(-1))
 
 
 def flat_view(tensor: str, graph: Graph) -> str | None:

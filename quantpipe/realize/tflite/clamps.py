@@ -7,17 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.realize.tflite.layout import Order, laid, place
+from quantpipe.graph.tflite.layout import Order, laid, place
+from quantpipe.graph.tflite.operators import ACTIVATIONS
 from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.types import Form, Kernel, Quantizer, Requantize
-
-ACTIVATIONS: Mapping[str, tuple[float | None, float | None]] = {
-    "NONE": (None, None),
-    "RELU": (0.0, None),
-    "RELU6": (0.0, 6.0),
-    "RELU_N1_TO_1": (-1.0, 1.0),
-}
-"""What kernels can fuse, with the real bounds of each."""
 
 ALONE: Mapping[str, int] = {"RELU": 2, "RELU6": 2}
 """Activations that int8 has an operator of its own for, and its version."""

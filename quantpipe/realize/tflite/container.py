@@ -12,24 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.realize.tflite import litert
+from quantpipe.graph.tflite import litert
+from quantpipe.graph.tflite.operators import IDENTIFIER, SCHEMA_VERSION, TYPES
 from quantpipe.types import DType
 
-IDENTIFIER = b"TFL3"
-SCHEMA_VERSION = 3
 PLACEHOLDER = 127
 """What readers older than builtin codes above 127 find in place of such a code."""
-
-TYPES: Mapping[str, str] = {
-    DType.INT4: "INT4",
-    DType.INT8: "INT8",
-    DType.UINT8: "UINT8",
-    DType.INT16: "INT16",
-    DType.INT32: "INT32",
-    DType.INT64: "INT64",
-    DType.FLOAT32: "FLOAT32",
-    "bool": "BOOL",
-}
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.tflite.layout import Order, laid, place, plain, turned
+from quantpipe.graph.tflite.operators import ADDITIONS, EXTREMES, TABLED
 from quantpipe.graph.view import Node
+from quantpipe.oprules.definitions import specified
 from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
-from quantpipe.realize.tflite.layout import Order, laid, place, plain, turned
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer, bounds_of
 from quantpipe.types import (
     DType,
@@ -27,10 +29,6 @@ from quantpipe.types import (
     Sum,
 )
 
-ADDITIONS: Mapping[str, tuple[str, str]] = {"Add": ("ADD", "AddOptions"), "Sub": ("SUB", "SubOptions")}
-EXTREMES: Mapping[str, str] = {"Max": "MAXIMUM", "Min": "MINIMUM"}
-TABLED: Mapping[str, str] = {"Sigmoid": "LOGISTIC", "Tanh": "TANH"}
-"""Functions that TFLite's int8 kernels look up in a table of their own."""
 GRIDS: Mapping[str, tuple[float, int]] = {"Sigmoid": (1 / 256, -128), "Softmax": (1 / 256, -128), "Tanh": (1 / 128, 0)}
 """What those kernels store their results in: scale and zero point."""
 GRID_16 = (1 / 32768, 0)
@@ -176,6 +174,20 @@ def function(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     walk.file.operator("ADD", [wide, start], [index], 1, kind="AddOptions")
     table = walk.file.constant(f"{name}/table", plan.table.reshape(-1), out.dtype, walk.grid(kernel.output))
     walk.file.operator("GATHER", [table, index], [result], 2, kind="GatherOptions", axis=0)
+    _record(walk, node, plan, result=result, order=order)
+
+
+def _record(walk: TfliteWalk, node: Node, plan: Lookup, *, result: int, order: Order) -> None:
+    """Record the function of a table in the file, for those who read it."""
+    function = specified(node, walk.graph)
+    if function is None:
+        return
+    out = walk.plan.quantizers[walk.topology.kernel_of[node.name].output]
+    low, high = bounds_of(out, plan.low, plan.high)
+    ends = [(low, out.dtype.qmin), (high, out.dtype.qmax)]
+    function["bounds"] = [None if q == end else float(out.scale) * (q - out.zero_point) for q, end in ends]
+    function["shapes"] = [list(walk.graph.shapes[t]) for t in node.inputs[1:] if t]
+    walk.functions[result] = function | {"axes": list(order)}
 
 
 def _of_16(walk: TfliteWalk, node: Node, plan: Lookup, *, value: int, result: int) -> None:

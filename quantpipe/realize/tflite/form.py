@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.tflite import litert
 from quantpipe.graph.view import Graph
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import PREFIX, Provenance
-from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.howto import howto
 from quantpipe.realize.tflite.litert_kernels import departures
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner

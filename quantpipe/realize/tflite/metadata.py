@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from quantpipe.realize.tflite import litert
+from quantpipe.graph.tflite import litert
 
 NAME = "TFLITE_METADATA"
 IDENTIFIER = b"M001"

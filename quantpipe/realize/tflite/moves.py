@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from quantpipe.graph.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
+from quantpipe.graph.tflite.operators import BLOCKS, POOLS, REDUCTIONS
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite.elements import aligned
-from quantpipe.realize.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer
 from quantpipe.realize.tflite.windows import as_map, padded, window_of
 from quantpipe.types import DType, Form, Kernel
@@ -148,13 +149,15 @@ def max_pool(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     as_rows = len(shape) == 3
     target = walk.temporary(f"{kernel.output} (map)", [shape[0], 1, *shape[1:]], kernel.output) if as_rows else result
     size = {"filterHeight": window.kernel[0], "filterWidth": window.kernel[1]}
-    walk.file.operator("MAX_POOL_2D", [value], [target], 2, kind="Pool2DOptions", **size, **window.options(padding))
+    walk.file.operator(POOLS["MaxPool"], [value], [target], 2, kind="Pool2DOptions", **size, **window.options(padding))
     if as_rows:
         walk.reshape(target, result, shape)
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
-REDUCTIONS: Mapping[str, str] = {"GlobalMaxPool": "REDUCE_MAX", "ReduceMax": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN"}
+EXTREMES_OF: Mapping[str, str] = {op: REDUCTIONS[op] for op in ("ReduceMax", "ReduceMin")} | {
+    "GlobalMaxPool": REDUCTIONS["ReduceMax"]
+}
 
 
 def reduced(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
@@ -172,7 +175,7 @@ def reduced(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     target = order if keep else plain(len(walk.graph.shapes[kernel.output]))
     result = walk.make(kernel.output, target)
     number = walk.numbers(f"{node.name}/axes", [place(a, order) for a in axes])
-    walk.file.operator(REDUCTIONS[node.op], [value, number], [result], 2, kind="ReducerOptions", keepDims=keep)
+    walk.file.operator(EXTREMES_OF[node.op], [value, number], [result], 2, kind="ReducerOptions", keepDims=keep)
     walk.keep(kernel.output, Form.QUANTIZED, target, result)
 
 
@@ -252,12 +255,6 @@ def _same_rows(node: Node, options: tuple[bool, bool], size: int, result: int) -
     return np.array_equal(np.clip(rounded, 0, size - 1), np.clip(taken, 0, size - 1))
 
 
-BLOCKS: Mapping[str, tuple[str, str]] = {
-    "DepthToSpace": ("DEPTH_TO_SPACE", "DepthToSpaceOptions"),
-    "SpaceToDepth": ("SPACE_TO_DEPTH", "SpaceToDepthOptions"),
-}
-
-
 def blocks(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write DepthToSpace and SpaceToDepth, whose blocks come first in the channels."""
     if node.attr("mode", "DCR") != "DCR":
@@ -279,7 +276,7 @@ def repeated(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
 
 WRITERS: Mapping[str, Writer] = {
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), reshape),
-    **dict.fromkeys(REDUCTIONS, reduced),
+    **dict.fromkeys(EXTREMES_OF, reduced),
     "TopK": top,
     **dict.fromkeys(BLOCKS, blocks),
     **dict.fromkeys(("Expand", "Tile"), repeated),

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.tflite.layout import channels_last, place, plain
+from quantpipe.graph.tflite.operators import SUMS
 from quantpipe.graph.view import Node
 from quantpipe.oprules.rows import row_axes
 from quantpipe.realize.tflite.clamps import clamped
 from quantpipe.realize.tflite.container import TensorQuantization
-from quantpipe.realize.tflite.layout import channels_last, place, plain
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer
 from quantpipe.realize.tflite.windows import Window, as_map, padded, window_of
 from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Program, Quantizer, Requantize, WeightTensor
@@ -268,8 +269,6 @@ def reduced_sum(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     target = order if keep else plain(len(walk.graph.shapes[kernel.output]))
     clamped(walk, kernel, plan.output, target, write=write, fuses=False)
 
-
-SUMS: Mapping[str, str] = {"ReduceMean": "MEAN", "ReduceSum": "SUM"}
 
 WRITERS: Mapping[str, Writer] = {
     "Conv": convolution,

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.tflite.layout import Order, channels_last, plain, turned
+from quantpipe.graph.tflite.operators import ELEMENTWISE, POOLS, REDUCTIONS
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite import moves
-from quantpipe.realize.tflite.layout import Order, channels_last, plain, turned
 from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.realize.tflite.windows import Window, plain_padding, window_of
 from quantpipe.types import Form, Kernel
@@ -19,23 +20,6 @@ RealWriter = Callable[[TfliteWalk, Node], None]
 """Writes one float node, and keeps its result."""
 
 NO_KERNEL: Any = None
-
-ELEMENTWISE: Mapping[str, tuple[str, str | None]] = {
-    "Add": ("ADD", "AddOptions"),
-    "Sub": ("SUB", "SubOptions"),
-    "Mul": ("MUL", "MulOptions"),
-    "Div": ("DIV", "DivOptions"),
-    "Max": ("MAXIMUM", "MaximumMinimumOptions"),
-    "Min": ("MINIMUM", "MaximumMinimumOptions"),
-    "Sigmoid": ("LOGISTIC", None),
-    "Tanh": ("TANH", None),
-    "Relu": ("RELU", None),
-    "Exp": ("EXP", "ExpOptions"),
-    "Log": ("LOG", None),
-    "Sqrt": ("SQRT", None),
-    "Abs": ("ABS", "AbsOptions"),
-    "Neg": ("NEG", "NegOptions"),
-}
 
 
 def elementwise(walk: TfliteWalk, node: Node) -> None:
@@ -85,11 +69,6 @@ def concat(walk: TfliteWalk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, order, result)
 
 
-REDUCTIONS: Mapping[str, str] = {
-    "ReduceMean": "MEAN", "ReduceSum": "SUM", "ReduceMax": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN",
-}  # fmt: skip
-
-
 def reduced(walk: TfliteWalk, node: Node) -> None:
     """Write a mean, a sum or an extreme over some axes."""
     source, output = node.inputs[0], node.outputs[0]
@@ -107,10 +86,6 @@ def reduced(walk: TfliteWalk, node: Node) -> None:
     result = walk.make(output, made, Form.FLOAT)
     walk.file.operator(REDUCTIONS[node.op], [value, number], [result], 2, kind="ReducerOptions", keepDims=keep)
     walk.keep(output, Form.FLOAT, made, result)
-
-
-POOLS: Mapping[str, str] = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_POOL_2D"}
-"""Averages of TFLite are over the elements within the map. Other pads are written in front, and what they count."""
 
 
 def pool(walk: TfliteWalk, node: Node) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 from quantpipe import intmath
 from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError, brief
-from quantpipe.realize.tflite import litert
-from quantpipe.realize.tflite.layout import Order
-from quantpipe.realize.tflite.write import METADATA
+from quantpipe.graph.tflite import litert
+from quantpipe.graph.tflite.layout import Order
+from quantpipe.graph.tflite.operators import IDENTIFIER
+from quantpipe.graph.tflite.read_tables import METADATA
 
 Feeds = Mapping[str, Array]
 LATENCY_RUNS = 30
@@ -40,10 +41,10 @@ class LiteRTKernels(StrEnum):
 class TfliteModel:
     """A file in memory and what its metadata say of it."""
 
-    def __init__(self, content: bytes, where: str) -> None:
-        """`where` names the file in errors."""
+    def __init__(self, content: bytes, where: str, told: Mapping[str, Any] | None = None) -> None:
+        """`where` names the file in errors; `told` are metadata for a file that has none of ours."""
         self.content, self.where = content, where
-        self.told = told_by(content, where)
+        self.told = told_by(content, where) if told is None else told
         self.tensors: Mapping[str, Mapping[str, Any]] = self.told["tensors"]
         self.inputs: Mapping[str, Mapping[str, Any]] = self.told["inputs"]
         self.outputs: Mapping[str, Mapping[str, Any]] = self.told["outputs"]
@@ -61,7 +62,7 @@ class TfliteModel:
         stored = [t["index"] for t in self.tensors.values() if t["index"] not in set(self.input_numbers)]
         model.subgraphs[0].outputs = list(dict.fromkeys([*model.subgraphs[0].outputs, *stored]))
         builder = litert.flatbuffers().Builder(len(self.content))
-        builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+        builder.Finish(model.Pack(builder), file_identifier=IDENTIFIER)
         return bytes(builder.Output())
 
     @property

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.tflite.layout import Order, between, laid, plain, same_memory, turned
 from quantpipe.graph.view import Graph, Node
 from quantpipe.realize.tflite.container import Container, TensorQuantization
-from quantpipe.realize.tflite.layout import Order, between, laid, plain, same_memory, turned
 from quantpipe.types import DType, Form, Kernel, Operand, Quantizer, QuantPlan, Topology
 
 FORM = "tflite"
@@ -52,6 +52,8 @@ class TfliteWalk:
         self.single = False
         """Whether the file holds for one number of samples alone."""
         self.inputs: dict[str, Placed] = {}
+        self.functions: dict[int, dict[str, Any]] = {}
+        """Result of a table -> the function that it was made of."""
         self._held: dict[tuple[str, Form], dict[Order, int]] = {}
         self.free = graph.fixed_batch is None
         """Whether the axis of the samples may have any size."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.tflite.layout import laid
+from quantpipe.graph.tflite.read_tables import FUNCTIONS, METADATA
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering.fragments import ops_of
 from quantpipe.oprules import Family
 from quantpipe.realize.tflite import elements, metadata, moves, products, reals
-from quantpipe.realize.tflite.layout import laid
 from quantpipe.realize.tflite.walk import FORM, Placed, Refusal, TfliteWalk, Writer
 from quantpipe.types import Form, Kernel, QuantPlan, Topology
 
@@ -24,8 +25,6 @@ WRITERS: Mapping[str, Writer] = {
 }
 """Op -> what writes it in integers."""
 
-METADATA = "quantpipe"
-"""The name of the file's metadata: JSON, with the tensors, the order of their axes, and what the file is made of."""
 SHOWN = 12
 
 
@@ -129,6 +128,7 @@ def _file(walk: TfliteWalk, provenance: Mapping[str, Any]) -> TfliteFile:
         "inputs": {t: _port(walk, t, p) for t, p in inputs.items()},
         "outputs": {t: _port(walk, t, p) for t, p in outputs.items()},
         "tensors": {t: {"index": p.tensor, "axes": list(p.order)} for t, p in tensors.items()},
+        FUNCTIONS: walk.functions,
     }
     known = {metadata.NAME: _own_metadata(walk, provenance)} if provenance else {}
     content = walk.file.build(

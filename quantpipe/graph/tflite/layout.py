@@ -7,7 +7,7 @@ order that the tensor does not have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def laid(shape: Sequence[int], order: Order) -> tuple[int, ...]:
 
 def turned(array: NDArray[Any], order: Order) -> NDArray[Any]:
     """Return an array in ONNX's order, any shape, in the order of the file's memory."""
-    return np.ascontiguousarray(np.transpose(array, order))
+    return np.ascontiguousarray(np.transpose(array, order)).reshape(laid(array.shape, order))
 
 
 def place(axis: int, order: Order) -> int:
@@ -59,3 +59,14 @@ def same_memory(shape: Sequence[int], first: Order, second: Order) -> bool:
     wide = [{axis for axis, size in enumerate(shape) if size != 1 or axis == 0}] * 2
     kept = [[axis for axis in order if axis in own] for order, own in zip((first, second), wide, strict=True)]
     return kept[0] == kept[1]
+
+
+def channels_first(rank: int) -> Order:
+    """Return the order in which the last axis lies second: the inverse of `channels_last`."""
+    return (0, rank - 1, *range(1, rank - 1)) if rank > 2 else plain(rank)
+
+
+def without_axes(order: Order, axes: Collection[int]) -> Order:
+    """Return the order of a tensor that lost some axes, given in the numbers of the whole one."""
+    left = [axis for axis in range(len(order)) if axis not in axes]
+    return tuple(left.index(axis) for axis in order if axis not in axes)
