@@ -151,8 +151,8 @@ def clean_graph(
         settled = raw.real.settled(lambda m, names: Session(expose(m, names), where=where).run(feeds, names))
         model, notes = cleaned_model(settled, original, feeds, least_opset, more=more, tell=tell)
         tell("measuring its tensors")
-        notes = (*said, *notes, *selected_notes(original, model))
-        return _Loaded(pack(model, single), measure(view(model, own_hash, where), feeds), notes)
+        every = (*said, *notes, *selected_notes(original, model))
+        return _Loaded(pack(model, single), measure(view(model, own_hash, where), feeds), every)
 
     found = apart(work, start_runtime, _limits(raw.given, feeds), where) if isolate else work(lambda step: None)
     for note in found.notes:
