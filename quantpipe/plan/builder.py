@@ -56,8 +56,6 @@ class PlanBuilder:
     kernels: dict[str, KernelPlan] = field(default_factory=dict)
     rescales: list[RescaleRow] = field(default_factory=list)
     raised: list[RaisedRow] = field(default_factory=list)
-    pair_safe: dict[tuple[bytes, int, int], WeightTensor] = field(default_factory=dict)
-    """(digest, largest pair, zero point of the input) -> a weight of which no pair saturates, of all plans so far."""
 
     def narrowing(self, kernel: Kernel) -> RequantizeSpec:
         """Return how a kernel narrows its accumulator: as its signature says, else as the device does."""

@@ -11,17 +11,24 @@ never negative; the weights next to a tie are rounded such that it is small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import onnx_ir as ir
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import file_array, is_mapped
 from quantpipe.graph.rewrites.unsigned import SIGN
+from quantpipe.graph.view import Graph
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.saturating_pairs import (
     BLOCK,
@@ -33,8 +40,14 @@ from quantpipe.plan.saturating_pairs import (
 )
 from quantpipe.types import DType, Isa, Kernel, PowerOfTwo, Quantizer, WeightTensor
 
+PIECE = 1 << 15
+"""Weights whose arrays stay in a processor's cache."""
+
 SHARES = np.linspace(0.0, 1.0, 9)
 """Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""
+
+_KNOWN: WeakKeyDictionary[ir.Model, LRUCache[Hashable, WeightTensor]] = WeakKeyDictionary()
+_LOCK = Lock()
 
 UNSIGNED = "stored as uint8 with zero point 128"
 """Part of the reason for weights whose integers stay, in `QuantPlan.raised`."""
@@ -62,15 +75,27 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
     given = given or weight.block is not None or weight.has_zero_point
     if given or builder.spec.isa is not Isa.ANY:
         return _as_unsigned(builder, weight, data, where)
-    key = (weight.digest, largest_pair(data), data.zero_point)
-    if key not in builder.pair_safe:
+    power_of_two = builder.schema.weights.power_of_two is not PowerOfTwo.NONE
+    key = (weight.digest, site.channel_axis, largest_pair(data), data.zero_point, power_of_two)
+    with _LOCK:
+        known = _known(builder.graph)
+        made = known.get(key)
+    if made is None:
         real = builder.graph.constant(weight.tensor)
-        power_of_two = builder.schema.weights.power_of_two is not PowerOfTwo.NONE
-        builder.pair_safe[key] = _Scales(weight, real, site.channel_axis, data, power_of_two=power_of_two).chosen()
-    made = builder.pair_safe[key]
+        made = _Scales(weight, real, site.channel_axis, data, power_of_two=power_of_two).chosen()
+        with _LOCK, suppress(ValueError):  # too large to be kept
+            known[key] = made
     raised = np.atleast_1d(made.scale / weight.scale)
     _report(builder, made, where, channels=int(np.sum(raised > 1)), factor=float(raised.max()), reason=SATURATES)
     return made
+
+
+def _known(graph: Graph) -> LRUCache[Hashable, WeightTensor]:
+    """Return the weights made for a graph: the search, the plan of its result and the comparisons ask for the same."""
+    if graph.model not in _KNOWN:
+        constants = (graph.constant_tensor(name).nbytes for name in graph.constant_names())
+        _KNOWN[graph.model] = LRUCache(sum(constants) // 2, getsizeof=lambda made: made.values.nbytes)
+    return _KNOWN[graph.model]
 
 
 def in_own_type(weight: WeightTensor, own: DType) -> WeightTensor:
@@ -133,20 +158,43 @@ class _Scales:
                 scales[part][taken] = scale[taken]
         return replace(weight, values=values, scale=scales if self._per_channel else scales[0].reshape(()))
 
-    def _tried(self, part: slice, share: float) -> tuple[Floats, NDArray[np.float32], Floats]:
-        """The integers, the scales and the errors of some channels."""
+    def _tried(self, part: slice, share: float) -> tuple[NDArray[Any], NDArray[np.float32], Floats]:
+        """The integers, the scales and the errors of some channels, as many at a time as a cache holds."""
         own = np.broadcast_to(self._weight.scale.astype(np.float64), len(self._factor))[part]
         scale = (own * self._factor[part] ** share).astype(np.float32)
         real = self._rows(self._real)[part]
-        steps = real.reshape(len(real), -1).astype(np.float64) / scale[:, None]
+        real = real.reshape(len(real), -1)
+        height = max(2, PIECE // max(real.shape[1], 1))
+        pieces = [slice(*ends) for ends in pairwise((*range(0, max(len(real) - 1, 1), height), len(real)))]
+        steps = [np.divide(real[piece], scale[piece, None], dtype=np.float64, order="C") for piece in pieces]
+        near = [self._rounded(some) for some in steps]
+        add = _add_rows if real.flags.c_contiguous else _add_columns  # float sums depend on their order
+        totals = [add(some - exact) for some, exact in zip(near, steps, strict=True)]
+        most = min(real.shape[1], int(np.ceil(max(np.abs(total).max(initial=0.0) for total in totals))))
+        integers, errors = np.empty(real.shape, self._weight.dtype.numpy), np.empty(len(real))
+        for piece, some, exact, total in zip(pieces, near, steps, totals, strict=True):
+            if most and self._mean:
+                some += _balancing(some, some - exact, total, self._mean, full=self._full(some), most=most)
+            integers[piece] = some
+            some -= exact
+            errors[piece] = add(some**2) + (self._mean * add(some)) ** 2
+        return integers, scale, errors * scale.astype(np.float64) ** 2
+
+    def _rounded(self, steps: Floats) -> Floats:
         if self._ordered:
-            found = rounded_pairs(steps, self._low, self._high, self._most)
-            room = _room(found, self._low, self._high, self._most)
-        else:
-            found = intmath.nearest_step(steps, self._low, self._high)
-            room = self._high - np.abs(found)
-        found = _balanced(found, steps, self._mean, room)
-        return found, scale, _output_errors(found - steps, self._mean) * scale.astype(np.float64) ** 2
+            return rounded_pairs(steps, self._low, self._high, self._most)
+        return np.asarray(intmath.nearest_step(steps, self._low, self._high))
+
+    def _full(self, integers: Floats) -> NDArray[np.bool_]:
+        """Return which integers cannot move away from 0, their partners doing the same."""
+        full = np.abs(integers) >= self._high
+        if self._ordered:
+            even = integers.shape[1] // 2 * 2
+            a, b = integers[:, 0:even:2], integers[:, 1:even:2]
+            pair = (np.abs(a + b) > self._most - 2) & (a * b >= 0)  # of opposite signs their sum is even smaller
+            full[:, 0:even:2] |= pair
+            full[:, 1:even:2] |= pair
+        return np.asarray(full)
 
     def _rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return a view of weights by output channel, with pairs next to each other where their order is known."""
@@ -159,44 +207,56 @@ class _Scales:
         return (slice(first, first + height) for first in range(0, len(self._factor), height))
 
 
-def _output_errors(errors: Floats, mean: float) -> Floats:
-    """Σe² + (mean Σe)² of each row; `mean` is that of the input in standard deviations."""
-    return np.asarray(np.sum(errors**2, axis=1) + (mean * errors.sum(axis=1)) ** 2)
+def _add_rows(values: Floats) -> Floats:
+    """Σ of each row, as NumPy adds rows that are contiguous."""
+    return np.asarray(np.sum(values, axis=1))
 
 
-def _room(integers: Floats, low: int, high: int, most: int) -> Floats:
-    """How far each integer can move away from 0 while its partner does the same."""
-    room = np.minimum(np.where(integers >= 0, high - integers, integers - low), most)
-    even = integers.shape[1] // 2 * 2
-    a, b = integers[:, 0:even:2], integers[:, 1:even:2]
-    left = np.floor((most - np.abs(a + b)) / 2)  # of opposite signs no limit: their sum is even smaller
-    for side in (0, 1):
-        part = room[:, side:even:2]
-        part[:] = np.where(a * b < 0, part, np.minimum(part, left))
-    return np.asarray(room)
+def _add_columns(values: Floats) -> Floats:
+    """Σ of each row, one column after the other, as NumPy adds rows that are not contiguous."""
+    return np.asarray(np.sum(np.asfortranarray(values), axis=1))
 
 
-def _balanced(integers: Floats, steps: Floats, mean: float, room: Floats) -> Floats:
-    """Round some integers the other way, so that Σe² + (mean Σe)² is smallest; `[O, K]` in steps."""
-    errors = integers - steps
-    total = errors.sum(axis=1, keepdims=True)
+def _balancing(
+    integers: Floats, errors: Floats, total: Floats, mean: float, *, full: NDArray[np.bool_], most: int
+) -> Floats:
+    """Return steps -1, 0 or 1 that round some integers the other way, so that Σe² + (mean Σe)² is smallest.
+
+    `errors` e of `integers` `[O, K]`, in steps, with Σe `total` `[O]`. `full`: those that cannot move away from 0.
+    `most`: how many of a row may move.
+    """
+    total = total[:, None]
     sign = np.where(total < 0, -1.0, 1.0)
-    outwards = (integers * sign < 0) | (integers == 0)  # the way that lowers Σe leads away from 0
-    price = 1.0 - 2.0 * sign * errors  # what e² gains by one step that way
-    price[outwards & (room < 1)] = np.inf
+    price = 1.0 - 2.0 * sign * errors  # what e² gains by one step that lowers Σe
+    price[full & (integers * sign <= 0)] = np.inf  # the way leads away from 0
     price[price >= 2.0] = np.inf  # no further than to the next integer
-    order = np.argsort(price, axis=1, kind="stable")
-    most = min(price.shape[1], int(np.ceil(np.abs(total).max(initial=0.0))))
-    if not most or mean == 0.0:
-        return integers
-    first = order[:, :most]
+    # Behind these, e² grows and Σe as well: no more of them move.
+    useful = np.ceil(np.abs(total[:, 0])) + np.count_nonzero(price < 0, axis=1) + 1
+    first = _smallest(price, min(most, price.shape[1], int(useful.max())))
     cost = np.cumsum(np.take_along_axis(price, first, axis=1), axis=1)
-    left = np.abs(total) - np.arange(1, most + 1)
+    left = np.abs(total) - np.arange(1, first.shape[1] + 1)
     gain = cost + mean**2 * (left**2 - total**2)
     count = np.where(gain.min(axis=1) < 0, gain.argmin(axis=1) + 1, 0)
     moved = np.zeros_like(integers)
-    np.put_along_axis(moved, first, np.where(np.arange(most) < count[:, None], -sign, 0.0), axis=1)
-    return np.asarray(integers + moved)
+    np.put_along_axis(moved, first, np.where(np.arange(first.shape[1]) < count[:, None], -sign, 0.0), axis=1)
+    return moved
+
+
+def _smallest(price: Floats, count: int) -> NDArray[np.intp]:
+    """The columns of the `count` smallest entries of each row, in their order; of equal ones the first ones.
+
+    A stable sort gives the same. It takes most of the time, and few of the entries are needed.
+    """
+    limit = np.partition(price, count - 1, axis=1)[:, count - 1 : count]
+    taken = price <= limit
+    many = np.count_nonzero(taken, axis=1) > count
+    if np.any(many):  # only the first ones of those that equal the limit
+        below, level = price[many] < limit[many], price[many] == limit[many]
+        room = count - np.count_nonzero(below, axis=1, keepdims=True)
+        taken[many] = below | (level & (np.cumsum(level, axis=1) <= room))
+    columns = np.nonzero(taken)[1].reshape(len(price), count)
+    order = np.argsort(np.take_along_axis(price, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)
 
 
 def _as_unsigned(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, where: str) -> WeightTensor:

@@ -52,7 +52,6 @@ class Planner:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, int | None, DType, bytes], WeightTensor] = {}
         self._tables: dict[tuple[str, int], RowTable] = {}
-        self._pair_safe: dict[tuple[bytes, int, int], WeightTensor] = {}
         self._types = storage_types(topology)
         self.functions = Functions(graph)
 
@@ -85,7 +84,6 @@ class Planner:
         builder = PlanBuilder(
             self._graph, topology, self._spec, self._schema, strategy, overrides, weight, self.functions
         )
-        builder.pair_safe = self._pair_safe
         _choose_quantizers(builder, types)
         for kernel in topology.kernels:
             if kernel.weight is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from quantpipe.check import made_up
 from quantpipe.check.host import host_warning
 from quantpipe.lint import Severity, lint_model
-from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs, rounded_pairs
-from quantpipe.plan.pair_safe import _Scales
+from quantpipe.plan import UNSIGNED, Problem, kernels_with_wide_pairs, rounded_pairs
+from quantpipe.plan.pair_safe import SATURATES, _Scales, _smallest
 from quantpipe.plan.saturating_pairs import kernel_order, pair_sums, saturates
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions
@@ -64,6 +65,16 @@ def test_rounded_pairs_keep_to_their_limit_and_are_the_nearest(width: int, seed:
             assert error <= min(others, default=np.inf) + 1.0  # one step of rounding between the two
 
 
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 10_000), st.data())
+def test_smallest_prices_come_as_a_stable_sort_gives_them(
+    rows: int, width: int, seed: int, data: st.DataObject
+) -> None:
+    price = np.random.default_rng(seed).choice([-1.0, 0.0, 0.25, 0.5, np.inf], (rows, width))
+    count = data.draw(st.integers(1, width))
+    assert np.array_equal(_smallest(price, count), np.argsort(price, axis=1, kind="stable")[:, :count])
+
+
 NETS = {
     "conv": lambda net, x: net.node("Conv", x, net.signs(8, 6, 3, 3, scale=0.4), net.floats(8), name="first"),
     "odd": lambda net, x: net.conv(net.conv(x, 6, 5, 1, 1), 5, 7, 3, 3, name="first"),
@@ -93,6 +104,20 @@ def test_no_input_drives_a_pair_out_of_int16(name: str, granularity: str) -> Non
         assert weight.dtype is DType.INT8 and (rows is None or worst_pair(rows) <= DType.INT16.qmax)
         assert rows is not None or np.abs(weight.values).max() <= MOST // 2
     assert made.agree(plan, "qdq").differing == 0
+
+
+def test_planners_of_one_graph_share_what_they_make() -> None:
+    """The search, the plan of its result and the comparisons each have a planner."""
+    made = made_of("conv")
+    topology = replace(made.topology)
+    one, other = (
+        Problem(made.graph, t, made.spec, made.schema).plan(made.strategy()) for t in (made.topology, topology)
+    )
+    weights = [w for w in one.weights.values() if w is other.weights[w.tensor]]
+    raised = {row["tensor"] for row in one.raised if row["reason"] == SATURATES}
+    assert raised and {w.tensor for w in weights} == raised
+    again = made_of("conv")
+    assert all(again.plan(8).weights[t] is not one.weights[t] for t in raised)  # another graph
 
 
 def test_less_than_half_of_what_seven_bits_cost_is_lost() -> None:
