@@ -24,7 +24,7 @@ def run(code: list[str], page: str) -> dict[str, Any]:
     """All blocks in one namespace, as the cells of a notebook."""
     namespace: dict[str, Any] = {"__name__": "example"}
     for number, block in enumerate(code):
-        exec(compile(block, f"{page}, block {number + 1}", "exec"), namespace)
+        exec(compile(block, f"{page}, block {number + 1}", "exec", dont_inherit=True), namespace)
     return namespace
 
 

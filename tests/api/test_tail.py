@@ -37,7 +37,8 @@ def test_scores_that_go_under_beside_boxes_are_seen_and_kept() -> None:
     assert lost["sqnr_db"] > 25 and parts["boxes_out"] > 25, "the whole looks well"
     assert parts["scores_out"] < 15
     assert any("the part scores_out of the output joined_out" in text for text in found["none"].warnings)
-    assert all(part["sqnr_db"] > 25 for part in kept["parts"]) and not found["auto"].warnings
+    assert all(part["sqnr_db"] > 25 for part in kept["parts"])
+    assert not [text for text in found["auto"].warnings if "calibration samples" not in text]
     assert found["auto"].report["precision"]["float"] == ["joined"]
 
 

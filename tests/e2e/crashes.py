@@ -43,8 +43,10 @@ LOSING = ("hardware=vta", "threshold=max_range", "recover=none", "precision.loss
           "precision.max_evaluations=6")  # fmt: skip
 VOLATILE = {
     *("seconds", "evaluations_per_second", "float_pass_seconds", "peak_rss_mb", "latency", "speed"),
-    *("folder", "evaluator", "timeline", "latency_ms", "effort"),
+    *("folder", "evaluator", "timeline", "latency_ms", "effort", "command"),
 }
+ROUNDED = {"cut_off_sqnr_db"}
+"""Numbers that differ in their ninth digit if statistics were read from a file."""
 TIMED = "times as long as the float model"
 """In a warning that comes with what the clock says."""
 EXACT = ("model.onnx", "plan.json", "topology.json", "choices.json", "data.json", "model.c", ".hex")
@@ -79,7 +81,8 @@ CASES = (
 def steady(value: Any) -> Any:
     """Plain data without what no two runs have in common."""
     if isinstance(value, dict):
-        return {k: steady(v) for k, v in value.items() if k not in VOLATILE and k not in ("origin", "content")}
+        kept = {k: steady(v) for k, v in value.items() if k not in VOLATILE and k not in ("origin", "content")}
+        return kept | {k: round(kept[k], 6) for k in ROUNDED & kept.keys() if kept[k] is not None}
     if isinstance(value, list):
         return [steady(v) for v in value if not (isinstance(v, str) and TIMED in v)]
     return value

@@ -50,5 +50,5 @@ def test_every_place_has_the_same_answer(
     known: dict[str, Any] = {}
     exec(said["code"], known)
     assert np.isfinite(known["outputs"][0]).all()
-    rows = re.findall(r"^\| qdq \| `model.onnx` \| (.+?) \|", shipped, re.M)
+    rows = re.findall(r"^\| (?:qdq|integer) \| `model.onnx` \| (.+?) \|", shipped, re.M)
     assert rows == [", ".join(f"`{k}={v}`" for k, v in options.items()) or "none"]

@@ -167,7 +167,8 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
     assert before["sqnr_db"].keys() == after.keys() == figures["shares"].keys() & after.keys()
     assert sum(after[name] > error for name, error in before["sqnr_db"].items()) > len(after) / 2
     assert sum(figures["shares"].values()) == pytest.approx(1)
-    assert figures["timeline"][0]["stage"] == "model" and figures["timeline"][-1]["stage"] == "evaluate"
+    stages = [row["stage"] for row in figures["timeline"]]
+    assert stages[0] == "model" and "evaluate" in stages
     assert len(figures["graph"]["nodes"]) == 23 and len(figures["histograms"]) == 6
     assert sum(map(sum, figures["confusion"]["counts"])) == 607
     assert all(one["image"] for one in figures["changed"])
