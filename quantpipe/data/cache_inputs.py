@@ -1,4 +1,4 @@
-"""Inputs that take the cache of a decoder (`past_key_values.0.key`, `past_0_key`): empty where the data have none."""
+"""Inputs that take the cache of a decoder (`past_key_values.0.key`, `past_0_key`): empty where no data are given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EMPTY = "(empty cache)"
 
 
 def is_cache(port: TensorInfo) -> bool:
-    """Return whether an input takes a cache that grows: by its name and a free axis beside that of the samples."""
+    """Return whether an input takes a cache that grows: by its name and a free axis next to the samples' axis."""
     return port.name.startswith(PREFIX) and port.shape[:1] == (None,) and None in port.shape[1:]
 
 

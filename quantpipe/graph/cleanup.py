@@ -137,7 +137,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
     """Return the steps in order, each with the ways to do it, the best first.
 
     Patterns are joined before and after rows are made flat: a Reshape may then stand within one. Fused ops are written
-    out again behind branches: an exporter may put a whole decoder into each branch.
+    out again after branches: an exporter may put a whole decoder into each branch.
     """
 
     def to_newer_opset(model: ir.Model) -> ir.Model:

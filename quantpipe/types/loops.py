@@ -25,7 +25,7 @@ class RecurrentLimits:
 
 @dataclass(frozen=True)
 class BodyForms:
-    """Select the bodies that are written out: those of `holders` (of If, Loop, Scan) that hold one of `ops`."""
+    """Select the bodies that are written out: bodies of `holders` (If, Loop, Scan) with one of `ops`."""
 
     holders: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()

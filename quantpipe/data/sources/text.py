@@ -32,10 +32,10 @@ POSITIONS, MASK = "position_ids", "attention_mask"
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TextPieces:
     """Cut texts along the last axis into samples of at most `tokens` tokens; None: a text is a sample.
 
-    `carried`: a later piece goes on where the one before ended, with the cache of that one. Else it begins anew.
+    `carried`: a later piece goes on where the one before ended, with the cache of that one. Else it begins again.
     """
 
     tokens: int | None = None
@@ -53,7 +53,7 @@ class Pieces:
     def piece(self, arrays: Mapping[str, NDArray[Any]], begin: int) -> dict[str, NDArray[Any]]:
         """Return the arrays of the piece that begins at a token.
 
-        Positions of a piece that begins anew count from the text's first one. A mask reaches back over the cache.
+        Positions of a piece that begins again count from the text's first one. A mask reaches back over the cache.
         """
         if self.tokens is None:
             return dict(arrays)
@@ -75,7 +75,7 @@ class Lengths:
 
     max_length: int | None
     pad: float | Mapping[str, float] | None
-    pieces: Pieces = Pieces()
+    pieces: TextPieces = TextPieces()
 
     def __post_init__(self) -> None:
         if self.max_length is not None and (not isinstance(self.max_length, int) or self.max_length < 1):
@@ -145,7 +145,7 @@ class TextSource:
             self._cut()
 
     def _cut(self) -> None:
-        """Find the pieces of all texts; those of one text stay together."""
+        """Find the pieces of all texts; pieces of one text stay together."""
         self._places = [
             (i, begin) for i in range(len(self._texts)) for begin in self._lengths.pieces.begins(self._arrays(i))
         ]
@@ -232,7 +232,7 @@ class TextDataset(FileOptions):
         Raises DataError where they do not fit, or a file is unusable.
         """
         tokenizer = checked_function(self.tokenizer, KEY)
-        lengths = Lengths(self.max_length, self.pad, Pieces(self.cut, carried=bool(self.state)))
+        lengths = Lengths(self.max_length, self.pad, TextPieces(self.cut, carried=bool(self.state)))
         sources = {
             role: TextSource(
                 path, tokenizer, lengths, self.column, label=self.label, classes=self.classes, groups=self.groups

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from quantpipe.graph.fused.body import FusedBody, light
 from quantpipe.graph.fused.heads import (
+    AttentionWindow,
     Operands,
     Weighing,
-    Window,
     apart,
     counted,
     length,
@@ -107,7 +107,7 @@ def _attended(
     if int(body.attr("unidirectional", 0)):
         keys = length(body, of.key)
         own = places_of(body, of.query, body("Sub", keys, length(body, of.query)), each=False)
-        how.blocked += outside(body, Window(after=0), counted(body, keys), own)
+        how.blocked += outside(body, AttentionWindow(after=0), counted(body, keys), own)
     body.replace(0, together(body, weighed(body, of, how).mixed, widths[1]))
     return True
 

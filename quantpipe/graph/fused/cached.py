@@ -1,6 +1,6 @@
 """Attentions with a cache: ONNX's Attention (opset 23 to 25), and com.microsoft.GroupQueryAttention.
 
-New keys and values are appended to those of the past, after their rotation. The result is the present.
+New keys and values are appended to past keys and values, after their rotation. The result is the present.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import onnx_ir as ir
 from quantpipe.graph.fused.body import FusedBody
 from quantpipe.graph.fused.heads import (
     ROWS,
+    AttentionWindow,
     Operands,
     Weighed,
     Weighing,
-    Window,
     apart,
     counted,
     length,
@@ -93,7 +93,7 @@ def group_query_attention(body: FusedBody) -> bool:
     if int(body.attr("causal", 1)):
         keys = counted(body, length(body, of.key))
         own = places_of(body, of.query, first, each=True)
-        how.blocked += outside(body, Window(before=window - 1 if window > 0 else None, after=0), keys, own)
+        how.blocked += outside(body, AttentionWindow(before=window - 1 if window > 0 else None, after=0), keys, own)
     made = weighed(body, of, how)
     body.replace(0, together(body, made.mixed, of.heads * size))
     _give(body, of, made, 0)
@@ -144,8 +144,8 @@ def _seen(
     keys = counted(body, rows)
     sides = [int(body.attr(f"{side}_window_size", -1)) for side in ("left", "right")]
     after = 0 if int(body.attr("is_causal", 0)) else sides[1] if sides[1] >= 0 else None
-    window = Window(sides[0] if sides[0] >= 0 else None, after)
-    if window != Window():
+    window = AttentionWindow(sides[0] if sides[0] >= 0 else None, after)
+    if window != AttentionWindow():
         first = length(body, past) if past is not None else body.number(0, np.int64)
         if lengths is not None:
             first = body("Sub", lengths, length(body, of.query))

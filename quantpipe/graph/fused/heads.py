@@ -21,7 +21,7 @@ ROWS = 2
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """Hold Q, K and V as [batch, heads, length, size], the heads of Q, and those of K and V."""
+    """Hold Q, K and V as [batch, heads, length, size], the heads of Q, and the heads of K and V."""
 
     query: ir.Value
     key: ir.Value
@@ -56,8 +56,8 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Hold how many keys before and after its own place a query sees; None is all of them."""
+class AttentionWindow:
+    """Hold how many keys before and after its own place a query sees; by default all."""
 
     before: int | None = None
     after: int | None = None
@@ -106,7 +106,7 @@ def places_of(body: FusedBody, query: ir.Value, first: ir.Value, *, each: bool) 
     return body.unsqueeze(body("Add", body.unsqueeze(first, 1), body.unsqueeze(rows, 0)), 1, 3)
 
 
-def outside(body: FusedBody, window: Window, keys: ir.Value, own: ir.Value) -> list[ir.Value]:
+def outside(body: FusedBody, window: AttentionWindow, keys: ir.Value, own: ir.Value) -> list[ir.Value]:
     """Write truth values: a key [T] is outside of the window around the place of a query."""
     found = []
     if window.after is not None:

@@ -106,7 +106,7 @@ class Inliner:
         return new_constant(self.graph, f"{self.name}/{name}", np.asarray(values, np.int64))
 
     def put(self, results: Sequence[ir.Value]) -> None:
-        """Put the results where those of the node are, and remove it."""
+        """Put the results where the node's are, and remove it."""
         for place, (old, new) in enumerate(zip(self.node.outputs, results, strict=True)):
             if not old.name or not (old.uses() or old.is_graph_output()):
                 continue
@@ -126,8 +126,7 @@ class Inliner:
 def select_branches(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
     """Compute both branches of an If, in place, and select the results of one by a Where.
 
-    Returns:
-        The pairs of results, whose shapes must be equal; none if the If stays.
+    The result has the pairs of results, whose shapes must be equal; it is empty if the If stays.
     """
     branches = [node.attributes[name].value for name in ("then_branch", "else_branch")]
     flag = node.inputs[0]
