@@ -118,7 +118,11 @@ def test_integer_weights_of_a_file_with_float_tensors_are_kept(tmp_path: Path) -
     path.write_bytes(file.build({"x": x}, {"y": y}, "", {}, free=False))
     made = read_again(path, "tflite_int8")
     given = made.graph.imported
-    assert given is not None and not given.tensors and np.array_equal(given.weights[0].values, values)
+    assert (
+        given is not None
+        and [t.tensor for t in given.tensors] == [given.weights[0].tensor]
+        and np.array_equal(given.weights[0].values, values)
+    )
     assert [np.array_equal(w.values, values) for w in made.plan().weights.values()] == [True]
 
 

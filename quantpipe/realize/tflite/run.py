@@ -42,7 +42,7 @@ class TfliteModel:
     """A file in memory and what its metadata say of it."""
 
     def __init__(self, content: bytes, where: str, told: Mapping[str, Any] | None = None) -> None:
-        """`where` names the file in errors; `told` are metadata for a file that has none of ours."""
+        """`where` names the file in errors; `told` are metadata for a file that we did not write."""
         self.content, self.where = content, where
         self.told = told_by(content, where) if told is None else told
         self.tensors: Mapping[str, Mapping[str, Any]] = self.told["tensors"]
