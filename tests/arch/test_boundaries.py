@@ -28,6 +28,7 @@ OP_TABLES = (
     "graph/fold.py",
     "graph/functions.py",
     "graph/fused/",
+    "graph/tflite/",
     "graph/half.py",
     "graph/quantized/tables.py",
     "graph/half_ends.py",
