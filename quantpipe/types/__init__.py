@@ -130,11 +130,17 @@ from quantpipe.types.reports import (
     RunPart,
     RunReport,
     SearchReport,
-    StepsPart,
-    StepsRow,
     by_model,
 )
-from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupRow, WorstSampleRow
+from quantpipe.types.sample_rows import (
+    BeyondRow,
+    EnoughPart,
+    GeneralizationPart,
+    GroupRow,
+    StepsPart,
+    StepsRow,
+    WorstSampleRow,
+)
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.speed import LatencyPart, SpeedPart
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats

@@ -42,7 +42,7 @@ from quantpipe.types.report_rows import (
     ThresholdRuleRow,
     WithoutKernelRow,
 )
-from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupsPart
+from quantpipe.types.sample_rows import BeyondRow, EnoughPart, GeneralizationPart, GroupsPart, StepsPart
 from quantpipe.types.speed import LatencyPart, SpeedPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
@@ -315,23 +315,6 @@ class ProofPart(TypedDict):
     samples: int
     departing: int
     on_samples: list[ReasonRow]
-
-
-class StepsRow(TypedDict):
-    """An output of steps with a cache, compared with one run over the same tokens."""
-
-    output: str
-    elements: int
-    differing: int
-    largest: float
-
-
-class StepsPart(TypedDict):
-    """The comparison of the first steps of a sequence with one run over the same tokens."""
-
-    steps: int
-    differing: int
-    outputs: list[StepsRow]
 
 
 class OptionalParts(TypedDict, total=False):

@@ -90,3 +90,20 @@ class GeneralizationPart(TypedDict):
     parted: bool
     search_samples: int
     report_samples: int
+
+
+class StepsRow(TypedDict):
+    """An output of steps with a cache, compared with one run over the same tokens."""
+
+    output: str
+    elements: int
+    differing: int
+    largest: float
+
+
+class StepsPart(TypedDict):
+    """The comparison of the first steps of a sequence with one run over the same tokens."""
+
+    steps: int
+    differing: int
+    outputs: list[StepsRow]

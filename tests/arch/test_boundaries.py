@@ -20,6 +20,7 @@ OP_TABLES = (
     "conform/recipes.py",
     "graph/fused/",
     "graph/op_tables.py",
+    "graph/tflite/",
     "graph/quantized/tables.py",
     "graph/rewrites/",
     "lowering/",

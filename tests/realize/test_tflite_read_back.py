@@ -29,6 +29,9 @@ DEVICES = {"tflite_int8": 8, "tflite_16x8": 16}
 INSIDE = "it is inside the kernel"
 """Why a tensor that the file stores is not stored again: an operator of the file becomes part of a kernel."""
 
+PADDED = "(padded)"
+"""The end of the name of a tensor that only the file has: a Pad that becomes the pads of a pool again."""
+
 
 def read_again(path: Path, device: str) -> Line:
     spec = hardware(device)
@@ -54,7 +57,8 @@ def same(part: ImportedPart) -> bool:
     found = part["compared"]
     assert found is not None and found["elements"] > 0 and part["weight_integers"] > 0
     kept = all(row["reason"].startswith(INSIDE) for row in part["changed"])
-    return kept and not part["lost"] and part["weight_differing"] == 0 and found["differing"] == 0
+    lost = [row["name"] for row in part["lost"] if not row["name"].endswith(PADDED)]
+    return kept and not lost and part["weight_differing"] == 0 and found["differing"] == 0
 
 
 @pytest.mark.sliced(30)
@@ -118,7 +122,11 @@ def test_integer_weights_of_a_file_with_float_tensors_are_kept(tmp_path: Path) -
     path.write_bytes(file.build({"x": x}, {"y": y}, "", {}, free=False))
     made = read_again(path, "tflite_int8")
     given = made.graph.imported
-    assert given is not None and not given.tensors and np.array_equal(given.weights[0].values, values)
+    assert (
+        given is not None
+        and [t.tensor for t in given.tensors] == [given.weights[0].tensor]
+        and np.array_equal(given.weights[0].values, values)
+    )
     assert [np.array_equal(w.values, values) for w in made.plan().weights.values()] == [True]
 
 

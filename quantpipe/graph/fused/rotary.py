@@ -67,8 +67,8 @@ def angles(body: FusedBody, tables: tuple[int, int], places: ir.Value | None, *,
     pairs = width(body, cosine)
     if cosine is None or sine is None or pairs is None:
         return None
-    both = [_doubled(body, cosine, cosine, pairs, neighbours)]
-    both.append(_doubled(body, _negated(body, sine), sine, pairs, neighbours))
+    both = [_doubled(body, cosine, cosine, pairs, neighbours=neighbours)]
+    both.append(_doubled(body, _negated(body, sine), sine, pairs, neighbours=neighbours))
     if places is not None:
         both = [body("Gather", table, places, axis=0) for table in both]
     return Angles(both[0], both[1], 2 * pairs, neighbours)
@@ -95,7 +95,7 @@ def _exchanged(body: FusedBody, data: ir.Value, by: Angles) -> ir.Value:
     return body.reshape(made, 0, 0, -1, by.features)
 
 
-def _doubled(body: FusedBody, first: ir.Value, second: ir.Value, pairs: int, neighbours: bool) -> ir.Value:
+def _doubled(body: FusedBody, first: ir.Value, second: ir.Value, pairs: int, *, neighbours: bool) -> ir.Value:
     """Return a table of the first features of all pairs and one of the second as one table; constants as constants."""
     arrays = [light(value) for value in (first, second)]
     if all(array is not None for array in arrays):

@@ -37,7 +37,7 @@ def type_of(value: ir.Value | None) -> DType | None:
 
 
 def whole(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the integers of a constant, those of 2 and 4 bits in 8-bit arrays; None for what is no constant."""
+    """Return the integers of a constant, of 2 and 4 bits in 8-bit arrays; None for what is no constant."""
     found = constant(value)
     kind = type_of(value)
     return None if found is None else found.astype(kind.numpy) if kind is not None else found

@@ -218,7 +218,7 @@ class _Parser:
         free = frozenset(a for a, size in enumerate(signature) if size < 0) if len(signature) == len(shape) else ()
         if min(shape, default=0) < 0:
             raise self._refused(f"has {where} of the shape {list(shape)}")
-        if math.prod(shape) > MOST_ELEMENTS:
+        if _size(shape) > MOST_ELEMENTS:
             raise self._refused(f"has {where} of the shape {list(shape)}, which is more than {MOST_ELEMENTS} elements")
         if kind not in NUMPY:
             return FileTensor(number, name, shape, kind)  # where nothing reads its operators, that is said of them
@@ -248,9 +248,9 @@ class _Parser:
             if begin + size > len(self._content):
                 raise self._refused(f"has {where} in the bytes {begin} to {begin + size}, and {len(self._content)}")
             raw = np.frombuffer(self._content, np.uint8, size, begin)
-        if number == 0 or not isinstance(raw, np.ndarray) or (not raw.size and math.prod(shape)):
+        if number == 0 or not isinstance(raw, np.ndarray) or (not raw.size and _size(shape)):
             return None
-        item, count = np.dtype(NUMPY[kind]), math.prod(shape)
+        item, count = np.dtype(NUMPY[kind]), _size(shape)
         needed = -(-count // 2) if kind == "INT4" else count * item.itemsize
         if raw.size != needed:
             raise self._refused(f"has {where} of {kind} {list(shape)}, which takes {needed} bytes, in {raw.size} bytes")
@@ -284,7 +284,7 @@ class _Parser:
         """Reject tensors that nothing makes before they are read, and those that are made twice."""
         made = {t.number for t in tensors if t.data is not None} | set(ports[0])
         for operator in operators:
-            missing = [n for n in operator.inputs if n != NO_TENSOR and n not in made and math.prod(tensors[n].shape)]
+            missing = [n for n in operator.inputs if n != NO_TENSOR and n not in made and _size(tensors[n].shape)]
             if missing:
                 raise self._refused(
                     f"has {operator.op} read {tensors[missing[0]].name[:60]!r} before anything makes it"
@@ -310,6 +310,11 @@ class _Parser:
         if len(found) < len(ports) or set(signed) - set(ports):
             found = {tensors[n].name: n for n in ports}
         return found if len(found) == len(ports) else {f"{tensors[n].name}_{k}": n for k, n in enumerate(ports)}
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    """Return the number of elements, which does not overflow."""
+    return math.prod(int(size) for size in shape)
 
 
 def _unpacked(raw: NDArray[np.uint8], count: int) -> NDArray[np.int8]:

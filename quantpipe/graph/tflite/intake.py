@@ -135,7 +135,14 @@ class TfliteIntake:
             self.integers.setdefault(number, {})[order] = self.integers[source][held]
 
     def make(
-        self, operator: FileOperator, order: Order, op: str, inputs: Sequence[str], output: int = 0, **attributes: Any
+        self,
+        operator: FileOperator,
+        order: Order,
+        op: str,
+        inputs: Sequence[str],
+        *,
+        output: int = 0,
+        **attributes: Any,
     ) -> None:
         """Write the ONNX op that computes an output of an operator in an order, with its fused activation."""
         number = operator.outputs[output]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from quantpipe.graph.tflite.read_tables import is_inside, recorded_functions, wr
 
 READERS: Mapping[str, Reader] = {**read_products.READERS, **read_elements.READERS, **read_moves.READERS}
 """Operator -> what reads it."""
+
+DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, struct.error)
+"""What operands and options that do not fit an operator raise."""
 
 STATE = "it keeps values between runs"
 REASONS: Mapping[str, str] = {
@@ -71,7 +75,7 @@ def read_tflite(path: Path) -> onnx.ModelProto:
                 READERS[operator.op](intake, operator)
         except UnreadOperator as error:
             raise _at(operator.op, contents.tensors[operator.outputs[0]].name, error.reason, where) from error
-        except (IndexError, KeyError, ValueError, TypeError, OverflowError) as error:
+        except DAMAGE as error:
             named = contents.tensors[operator.outputs[0]].name if operator.outputs else f"number {operator.number}"
             least = [n for n in operator.inputs if n != NO_TENSOR]
             reason = f"its {len(least)} inputs and options do not fit it ({type(error).__name__}: {error})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -121,7 +122,7 @@ def split(intake: TfliteIntake, operator: FileOperator) -> None:
         raise UnreadOperator(f"its parts are {sizes} of {shape[axis]} elements")
     order, begin = intake.common_order([data], len(shape)), 0
     for number, size in enumerate(sizes):
-        _sliced(intake, operator, data, order, [(axis, begin, begin + size, 1)], output=number)
+        _sliced(intake, operator, data, order, cuts=[(axis, begin, begin + size, 1)], output=number)
         begin += size
 
 
@@ -134,6 +135,7 @@ def _sliced(
     operator: FileOperator,
     data: int,
     order: tuple[int, ...],
+    *,
     cuts: Sequence[Cut],
     output: int = 0,
 ) -> None:
@@ -157,7 +159,7 @@ def cut(intake: TfliteIntake, operator: FileOperator) -> None:
         for axis, (begin, size) in enumerate(zip(begins, sizes, strict=True))
         if (begin, size) != (0, -1) and not (begin == 0 and _whole(intake.tensor(data), axis, size))
     ]
-    _sliced(intake, operator, data, intake.common_order([data], rank), cuts)
+    _sliced(intake, operator, data, intake.common_order([data], rank), cuts=cuts)
 
 
 def _whole(tensor: FileTensor, axis: int, size: int) -> bool:
@@ -185,7 +187,7 @@ def strided(intake: TfliteIntake, operator: FileOperator) -> None:
             cuts.append((axis, first, last, step))
     order = intake.common_order([data], intake.rank(data))
     if not shrunk:
-        _sliced(intake, operator, data, order, cuts)
+        _sliced(intake, operator, data, order, cuts=cuts)
         return
     name = intake.name_of(operator)
     columns = list(zip(*[(b, e, place(a, order), s) for a, b, e, s in cuts], strict=True))
@@ -201,7 +203,7 @@ def reverse(intake: TfliteIntake, operator: FileOperator) -> None:
     data, rank = operator.inputs[0], intake.rank(operator.inputs[0])
     axes = [axis_of(a, rank) for a in intake.numbers(operator.inputs[1])]
     order = intake.common_order([data], rank)
-    _sliced(intake, operator, data, order, [(axis, LARGEST, -LARGEST, -1) for axis in axes])
+    _sliced(intake, operator, data, order, cuts=[(axis, LARGEST, -LARGEST, -1) for axis in axes])
 
 
 def gather(intake: TfliteIntake, operator: FileOperator) -> None:
@@ -222,7 +224,7 @@ def pad(intake: TfliteIntake, operator: FileOperator) -> None:
     numbers = intake.numbers(operator.inputs[1])
     if len(numbers) != 2 * rank or min(numbers, default=0) < 0:
         raise UnreadOperator(f"its pads are {numbers} for {rank} axes; legal are two numbers from 0 on for each")
-    attributes = {}
+    attributes: dict[str, Any] = {}
     if operator.op == "MIRROR_PAD":
         if names_of("MirrorPadMode").get(operator.option("mode", 0)) != "REFLECT":
             raise UnreadOperator("it repeats the ends of an axis (SYMMETRIC); legal is REFLECT")
@@ -261,7 +263,7 @@ def resize(intake: TfliteIntake, operator: FileOperator) -> None:
         raise UnreadOperator(f"it gives {list(shape)} the size {size}; legal are maps and two sizes")
     corners, centres = (bool(operator.option(n, default=False)) for n in ("alignCorners", "halfPixelCenters"))
     places = "align_corners" if corners else "half_pixel" if centres else "asymmetric"
-    attributes = {"mode": "linear", "coordinate_transformation_mode": places}
+    attributes: dict[str, Any] = {"mode": "linear", "coordinate_transformation_mode": places}
     if operator.op == "RESIZE_NEAREST_NEIGHBOR":
         rounding = "round_prefer_ceil" if corners or centres else "floor"
         attributes |= {"mode": "nearest", "nearest_mode": rounding}
