@@ -86,6 +86,14 @@ class TfliteIntake:
             raise UnreadOperator(f"{tensor.name[:60]!r} is computed at run time; legal are constants")
         return [int(v) for v in tensor.data.reshape(-1)]
 
+    def scalar(self, number: int) -> np.float32 | None:
+        """Return the real value of a constant of one element; None for any other tensor."""
+        tensor = self.tensor(number)
+        if tensor.data is None or tensor.data.size != 1:
+            return None
+        scale, zero = (1.0, 0) if tensor.scale is None or tensor.zero is None else (tensor.scale[0], tensor.zero[0])
+        return np.float32(tensor.data.reshape(-1)[0].item() - int(zero)) * np.float32(scale)
+
     def value(self, number: int, order: Order | None = None) -> str:
         """Return the real values of a tensor in an order of axes (None: the file's), written if missing."""
         tensor = self.tensor(number)

@@ -47,18 +47,11 @@ def elementwise(intake: TfliteIntake, operator: FileOperator) -> None:
 def extreme(intake: TfliteIntake, operator: FileOperator) -> None:
     """Read MAXIMUM and MINIMUM; one of a single constant bounds the other operand."""
     first, second = operator.inputs
-    tensor = intake.tensor(second)
-    if (
-        tensor.data is None
-        or tensor.data.size != 1
-        or intake.tensor(first).data is not None
-        or not _is_real(intake, first)
-    ):
+    end = intake.scalar(second)
+    if end is None or intake.tensor(first).data is not None or not _is_real(intake, first):
         elementwise(intake, operator)
         return
     order = intake.common_order([first], intake.rank(operator.outputs[0]))
-    scale, zero = (1.0, 0) if tensor.scale is None or tensor.zero is None else (tensor.scale[0], int(tensor.zero[0]))
-    end = np.float32(tensor.data.reshape(-1)[0] - np.asarray(zero, tensor.data.dtype)) * np.float32(scale)
     name = f"{intake.name_of(operator)}/bound"
     bound = intake.constant(name, np.asarray(end, np.float32))
     inputs = [intake.aligned(first, order), *((bound,) if operator.op == "MAXIMUM" else ("", bound))]

@@ -233,12 +233,12 @@ def pad(intake: TfliteIntake, operator: FileOperator) -> None:
     pads = np.concatenate([rows[list(order), 0], rows[list(order), 1]]) if rank else rows.reshape(-1)
     inputs = [intake.value(data, order), intake.constant(f"{intake.name_of(operator)}/pads", pads)]
     if operator.op == "PADV2":
-        filled = intake.tensor(operator.inputs[2])
-        if filled.data is None or filled.data.size != 1:
+        filled = intake.scalar(operator.inputs[2])
+        if filled is None:
             raise UnreadOperator("what fills its pads is computed at run time; legal is a constant")
-        scalar = intake.value(filled.number)
-        shape = intake.constant(f"{intake.name_of(operator)}/scalar", np.zeros(0, np.int64))
-        inputs.append(intake.node("Reshape", [scalar, shape], name=f"{intake.name_of(operator)}/filled"))
+        given = intake.tensor(operator.inputs[2])
+        content = given.data.reshape(()) if given.data is not None and not given.quantized else np.asarray(filled)
+        inputs.append(intake.constant(f"{intake.name_of(operator)}/filled", content))
     intake.make(operator, order, "Pad", inputs, **attributes)
 
 
