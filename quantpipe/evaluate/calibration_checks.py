@@ -41,6 +41,8 @@ class _Seen:
     different: bool = False
 
     def add(self, value: NDArray[Any]) -> None:
+        if not value.size:  # the cache of a sequence that begins
+            return
         real = value.astype(np.float64)
         self.count += 1
         self.constant += int(real.size > 1 and float(np.ptp(real)) == 0.0)

@@ -50,8 +50,9 @@ def steps_warning(found: StepsPart | None) -> str | None:
     rows = [row for row in found["outputs"] if row["differing"]]
     named = ", ".join(f"{r['output']} ({r['differing']:,} of {r['elements']:,}, by {r['largest']:.3g})" for r in rows)
     return (
-        f"{found['steps']} steps with the cache differ from one run over the same tokens: {named}. Sums in float "
-        "depend on the number of rows; other differences come from positions, masks or scales that depend on it"
+        f"{found['steps']} steps with the cache differ from one run over the same tokens: {named}. If each sample "
+        "is one token, no mask has a range: give samples of several tokens (dataset.cut). Sums in float depend on the "
+        "number of rows; other differences come from positions, masks or scales that depend on it"
     )
 
 

@@ -33,7 +33,7 @@ QUANTIZED_OPS = (
 FLOAT_OPS: Mapping[str, str] = {
     **dict.fromkeys(("Hardmax",), _REAL.format("exponentials")),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
-    "If": f"{_BODY}; model.fixed makes a constant of an input that selects a branch, and only that branch remains",
+    "If": f"{_BODY}. model.fixed makes a constant of an input that selects a branch. Only that branch remains",
     **dict.fromkeys(("Loop", "Scan", "SequenceMap"), _BODY),
     **dict.fromkeys(
         ("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX

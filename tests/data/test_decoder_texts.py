@@ -12,7 +12,7 @@ import pytest
 from quantpipe.data import TextDataset
 from quantpipe.data.cache_inputs import empty_cache, is_cache
 from quantpipe.data.recurrent_state import carry
-from quantpipe.data.sources.text import Lengths, Pieces
+from quantpipe.data.sources.text import Lengths, TextPieces
 from quantpipe.errors import QuantpipeError
 from quantpipe.types import TensorInfo
 
@@ -95,4 +95,4 @@ def test_a_wrong_length_of_pieces_is_refused(cut: Any, tmp_path: Path) -> None:
 
 def test_pieces_and_a_greatest_length_exclude_each_other() -> None:
     with pytest.raises(QuantpipeError, match=r"dataset\.cut.*dataset\.max_length"):
-        Lengths(4, None, Pieces(3))
+        Lengths(4, None, TextPieces(3))
