@@ -17,7 +17,7 @@ from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import multiplied
 from quantpipe.lowering.integers import IntegerWriter, round_real
-from quantpipe.simulate.weights import FloatWeight, Weights
+from quantpipe.simulate.float_weights import FloatWeight, Weights
 from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
 
 Parameters = dict[str, Array]

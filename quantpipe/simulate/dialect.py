@@ -32,7 +32,7 @@ from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.simulate import simulated_functions as functions
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.simulate.digit_sums import digits_for
-from quantpipe.simulate.weights import FloatWeight
+from quantpipe.simulate.float_weights import FloatWeight
 from quantpipe.types import (
     Accumulate,
     Average,

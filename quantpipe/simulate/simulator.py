@@ -25,7 +25,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
 from quantpipe.simulate.dialect import Simulated
-from quantpipe.simulate.weights import Weights
+from quantpipe.simulate.float_weights import Weights
 from quantpipe.types import QuantPlan, RowTable, Topology, WeightTensor
 
 SESSIONS = 4  # kept at once: a search alternates between few weight sets, and each session holds a copy of the weights

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Array
 from quantpipe.types import WeightTensor
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

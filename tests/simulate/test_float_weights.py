@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import place_of
+from quantpipe.simulate.float_weights import FloatWeight, Weights
 from quantpipe.simulate.simulator import bind
-from quantpipe.simulate.weights import FloatWeight, Weights
 from quantpipe.types import DType, WeightTensor
 from tests.ops.line import line
 from tests.recover.test_recover_channels import blocks
