@@ -17,7 +17,7 @@ from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import multiplied
 from quantpipe.lowering.integers import IntegerWriter, round_real
-from quantpipe.simulate.float_weights import FloatWeight, Weights
+from quantpipe.simulate.float_weights import BoundWeights, FloatWeight
 from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
 
 Parameters = dict[str, Array]
@@ -30,7 +30,7 @@ class Arithmetic:
     """
 
     def __init__(self) -> None:
-        self.weights = Weights()
+        self.weights = BoundWeights()
         self.scalars: Parameters = {}
         self.limits: dict[str, tuple[str, str]] = {}
         """Tensor -> names of its accumulator before and after overflow, where overflow is possible."""

@@ -1,4 +1,4 @@
-"""Weights of a simulated graph, as floats: made when a session is loaded, and never kept."""
+"""BoundWeights of a simulated graph, as floats: made when a session is loaded, and never kept."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class FloatWeight:
         return np.asarray(self.weight.centred().astype(np.float32))
 
 
-class Weights(Mapping[str, Array]):
-    """Weights by name, of which the float ones are made when they are read."""
+class BoundWeights(Mapping[str, Array]):
+    """BoundWeights by name, of which the float ones are made when they are read."""
 
     def __init__(self) -> None:
         self._held: dict[str, Array | FloatWeight] = {}

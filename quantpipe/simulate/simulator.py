@@ -25,7 +25,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
 from quantpipe.simulate.dialect import Simulated
-from quantpipe.simulate.float_weights import Weights
+from quantpipe.simulate.float_weights import BoundWeights
 from quantpipe.types import QuantPlan, RowTable, Topology, WeightTensor
 
 SESSIONS = 4  # kept at once: a search alternates between few weight sets, and each session holds a copy of the weights
@@ -40,7 +40,7 @@ class Simulation:
     """
 
     rendered: Rendered
-    weights: Weights = field(repr=False)
+    weights: BoundWeights = field(repr=False)
     scalars: Parameters = field(repr=False)
     limits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     centred: Mapping[str, WeightTensor | RowTable] = field(default_factory=dict, repr=False)
@@ -57,12 +57,12 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
     return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits, dialect.centred)
 
 
-def bind(model: ir.Model, weights: Weights) -> ir.Model:
+def bind(model: ir.Model, weights: BoundWeights) -> ir.Model:
     """Return a copy of the model in which the graph inputs named in `weights` are constants."""
     return bind_in_place(copied(model), weights)
 
 
-def bind_in_place(model: ir.Model, weights: Weights) -> ir.Model:
+def bind_in_place(model: ir.Model, weights: BoundWeights) -> ir.Model:
     """Make constants of the graph inputs named in `weights`, in place, and return the model.
 
     A copy costs as much as a small session; this is for a rendering without other readers.

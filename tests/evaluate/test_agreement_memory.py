@@ -17,7 +17,7 @@ from tests.ops.line import Line
 from tests.ops.test_every_op import line_of
 
 PROGRAM = """
-import json, resource, sys, threading
+import json, resource, threading
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +39,7 @@ def islands():
     return net, (16, 4, 128, 128)
 
 
-def weights():
-    net = Net(seed=0)
-    x = net.input(None, 1024)
-    for _ in range(12):
-        x = net.node("Relu", net.dense(x, 1024, 1024))
-    net.output(x)
-    return net, (16, 1024)
-
-
-net, shape = {"islands": islands, "weights": weights}[sys.argv[1]]()
+net, shape = islands()
 made = line(net, samples=ArraySamples({"x": np.random.default_rng(1).standard_normal(shape, dtype=np.float32)}))
 plan = made.plan(8)
 made.outputs()
@@ -70,10 +61,9 @@ print(json.dumps({"differing": differing, "growth": max(most) - before}))
 """
 
 
-def growth(net: str) -> float:
+def growth() -> float:
     """MiB that a comparison adds."""
-    command = [sys.executable, "-c", PROGRAM, net]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    made = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, check=False)
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout.splitlines()[-1])
     assert found["differing"] == 0
@@ -83,14 +73,8 @@ def growth(net: str) -> float:
 @pytest.mark.program
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="resident memory is read from /proc")
 def test_a_comparison_of_islands_holds_few_samples_at_once() -> None:
-    assert growth("islands") < 300
-
-
-@pytest.mark.program
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="resident memory is read from /proc")
-def test_a_comparison_holds_few_copies_of_the_weights() -> None:
-    """48 MiB of weights: the session of the simulated model, what it is loaded from, and one of the realized model."""
-    assert growth("weights") < 48 * 6
+    """Measured: 133 MiB; 247 where only tensors of integers counted for the size of a run."""
+    assert growth() < 190
 
 
 def simulated(made: Line) -> SimulatedModel:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import place_of
-from quantpipe.simulate.float_weights import FloatWeight, Weights
+from quantpipe.simulate.float_weights import BoundWeights, FloatWeight
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import DType, WeightTensor
 from tests.ops.line import line
@@ -18,7 +18,7 @@ def weight(value: int = 3) -> WeightTensor:
 
 
 def test_floats_are_made_anew_by_every_reader() -> None:
-    weights, held = Weights(), weight()
+    weights, held = BoundWeights(), weight()
     weights.put("w.q", FloatWeight(held))
     assert weights["w.q"].dtype == np.float32 and weights["w.q"] is not weights["w.q"]
     np.testing.assert_array_equal(weights["w.q"], held.values)
@@ -28,7 +28,7 @@ def test_floats_are_made_anew_by_every_reader() -> None:
 
 
 def test_a_value_is_known_by_its_weight_or_by_its_numbers() -> None:
-    weights, held = Weights(), weight()
+    weights, held = BoundWeights(), weight()
     weights.put("w.q", FloatWeight(held))
     weights.put("bias", np.arange(3.0))
     assert weights.equals("w.q", FloatWeight(held)) and not weights.equals("w.q", FloatWeight(weight(4)))
