@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from quantpipe.annotate.constraints import WHERE
-from quantpipe.annotate.disjoint import disjoint, in_order
+from quantpipe.annotate.disjoint import DisjointSets
 from quantpipe.annotate.fixed_operands import rescales as can_rescale
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
@@ -30,9 +29,6 @@ from quantpipe.types import (
     ScaleGroup,
     WeightSite,
 )
-
-if TYPE_CHECKING:
-    from scipy.cluster.hierarchy import DisjointSet
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def scale_groups(
     ConfigError for a pin that the device or a statement about bits rules out.
     """
     stored = _in_order(graph, dtypes)
-    ties = disjoint(stored)
+    ties = DisjointSets(stored)
     pinned = {t: pins[t] for t in stored if t in pins}
     derived: set[str] = set()
     solved = []
@@ -104,7 +100,7 @@ def scale_groups(
         solved.append(replace(kernel, operands=tuple(operands)))
     readers = edges_by_tensor(edges)
     groups = []
-    for members in in_order(ties):
+    for members in ties.in_order():
         sources = tuple(m for m in members if m not in derived) or members
         widest = min(dtypes[m].bits for m in members)
         most = min(widest, spec.activations.bits)
@@ -135,7 +131,7 @@ def scale_groups(
 
 
 def _tie(
-    kernel: Kernel, rule: OpRule, dtypes: Mapping[str, DType], *, ties: DisjointSet, pinned: dict[str, FixedRange]
+    kernel: Kernel, rule: OpRule, dtypes: Mapping[str, DType], *, ties: DisjointSets, pinned: dict[str, FixedRange]
 ) -> None:
     """Give the operands that a plug-in op ties the scale of its result.
 

@@ -21,7 +21,6 @@ from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.app.sync import run_folders, settings_to_sync
 from quantpipe.check import Fit, Loading, check_model, made_up
 from quantpipe.errors import ConfigError, Interrupted
-from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.lint import Findings, lint_model
 from quantpipe.pipeline.compare import compare as compare_runs
 from quantpipe.pipeline.compare import found_in
@@ -37,7 +36,6 @@ from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.sync import sync as sync_run
 from quantpipe.report import dump_tables, explained, fit_tables, identified_table, kit_table, lint_table, times_table
 from quantpipe.tracking import MlflowTracker, NullTracker
-from quantpipe.types import RunReport
 from quantpipe.verify.__main__ import main as check_certificate
 
 
@@ -210,19 +208,6 @@ def sync(settings: Settings) -> int:
         if run.tracker.incomplete:
             raise ConfigError("could not be filed as a whole; the warnings say why", stage="sync", where=str(folder))
     return 0
-
-
-def falls_short(report: RunReport, settings: Settings) -> bool:
-    """Return whether a run misses its objective, or an output is farther from the float model's than it may be."""
-    metrics = report["metrics"]
-    right = is_accurate(metrics["float"]["top1"], metrics["realized"]["top1"])
-    lost = below(report["outputs"], settings.evaluate.warn_sqnr_db, _main_output(report) if right else None)
-    return bool(report["search"].get("shortfall") or lost)
-
-
-def _main_output(report: RunReport) -> str:
-    """Return the output that metrics are about; it is named where there are several."""
-    return report["run"].get("output") or report["outputs"][0]["output"]
 
 
 COMMANDS: Mapping[str, Callable[[Settings], int]] = {

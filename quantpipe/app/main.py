@@ -30,7 +30,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe.app.arguments import arranged
 from quantpipe.app.command_line import explain_command, overrides_of, sync_command
-from quantpipe.app.commands import COMMANDS, falls_short
 from quantpipe.app.conceal_passwords import learn_environment, without_secrets
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
@@ -41,17 +40,17 @@ from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard, lost_output
 from quantpipe.app.settings import GROUPS, build_settings
+from quantpipe.app.shortfall import falls_short
 from quantpipe.app.sweep import end_sweep, sweep_is_open
 from quantpipe.app.targets import PLUGINS
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.pipeline import open_run, run
 from quantpipe.pipeline.log_run import start_tracking
-from quantpipe.pipeline.settings import Settings
+from quantpipe.pipeline.settings import RUNS, Settings
 from quantpipe.report import diagnosed, summary_table
 from quantpipe.types import (
     RunReport,
 )
-from quantpipe.verify.__main__ import main as check_certificate
 from quantpipe.version import __version__
 
 _NAMED_ERROR = re.compile(r"[\w.]+(?:Error|Interrupted|Exception): ")
@@ -137,6 +136,8 @@ def _verify(arguments: list[str]) -> int:
     if len(folders) != 1 or len(arguments) != 1:
         say("command=verify takes one argument, hydra.run.dir=FOLDER, the run folder whose certificate is checked")
         return 2
+    from quantpipe.verify.__main__ import main as check_certificate
+
     return check_certificate([_unquoted(arguments[0], folders[0])])
 
 
@@ -214,12 +215,21 @@ def _no_other_end() -> Iterator[None]:
 def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     with _no_other_end():
         settings = build_settings(config, hydra_config)
-        code = COMMANDS[settings.command](settings) if settings.command in COMMANDS else None
+        code = _answered(settings)
     if code is None:
         with _no_other_end():
             _run(settings)
     else:
         _leave(code, hydra_config)
+
+
+def _answered(settings: Settings) -> int | None:
+    """Return the exit code of a command that looks and does not run; None for a run, which needs none of them."""
+    if settings.command in RUNS:
+        return None
+    from quantpipe.app.commands import COMMANDS
+
+    return COMMANDS[settings.command](settings)
 
 
 def _run(settings: Settings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantpipe.annotate.disjoint import disjoint, in_order
+from quantpipe.annotate.disjoint import DisjointSets
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, Topology
@@ -31,16 +31,15 @@ class Island:
 def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
     """Return all islands of float nodes, in graph order."""
     float_nodes = [n for n in graph.nodes if n.name in topology.float_nodes and computes_reals(graph, n.name)]
-    classes = disjoint()
+    classes = DisjointSets(n.name for n in float_nodes)
     names = {n.name for n in float_nodes}
     for node in float_nodes:
-        classes.add(node.name)
         for tensor in (*node.inputs, *node.captured):
             producer = graph.producers.get(tensor)
             if producer is not None and producer.name in names:
                 classes.merge(producer.name, node.name)
     made = stored_as(topology)
-    return tuple(_island(graph, topology, made, nodes) for nodes in in_order(classes))
+    return tuple(_island(graph, topology, made, nodes) for nodes in classes.in_order())
 
 
 def computes_reals(graph: Graph, node: str) -> bool:

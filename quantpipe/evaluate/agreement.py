@@ -28,8 +28,8 @@ from quantpipe.evaluate.compared_models import RealizedModel, SessionKind, Simul
 from quantpipe.evaluate.compared_tensors import Watched
 from quantpipe.evaluate.spending import UNLIMITED, Spending
 from quantpipe.graph.ahead import in_order
-from quantpipe.graph.execute import Kernels, Session, concurrency, pairs_saturate
-from quantpipe.graph.external_weights import is_outside
+from quantpipe.graph.execute import Kernels, Session, concurrency, pairs_saturate, release_memory
+from quantpipe.graph.external_weights import is_outside, weight_bytes
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
@@ -41,6 +41,9 @@ from quantpipe.types import (
     Samples,
     Topology,
 )
+
+APART = 1 << 26
+"""Bytes of a realized model's weights from which on not all its sessions are open at once: each holds a copy."""
 
 OTHERS = 16
 """Samples that sessions with other options are compared on: they show whether kernels differ, not how often."""
@@ -161,19 +164,40 @@ def compare_with(
         )
     # What is mapped from files is too large for several sessions to hold their tensors at once.
     at_once, threads = (1, None) if is_outside(realized.model) else concurrency(len(kinds))
-    sides = [RealizedModel(kind, simulated, realized, threads=threads) for kind in kinds]
-    size = run_size(simulated.graph, [t for t in simulated.watched.integers if t in simulated.graph.shapes])
+    size = run_size(simulated.graph, simulated.held)
+    sides: list[RealizedModel] = []
+    for group in _together(kinds, realized):
+        opened = [RealizedModel(kind, simulated, realized, threads=threads) for kind in group]
+        _run_all(simulated, opened, _asked(opened, samples.batches(size), spending), at_once)
+        sides += opened
+        if len(group) < len(kinds):
+            for side in opened:
+                side.close()
+            release_memory()
+    return _summary(simulated.watched, sides)
+
+
+def _together(kinds: Sequence[SessionKind], realized: Rendered) -> Sequence[Sequence[SessionKind]]:
+    """Return the sessions that are open at once: of a large model those that decide, then each of the others."""
+    if weight_bytes(realized.model) < APART:
+        return [kinds]
+    return [[kind for kind in kinds if kind.decides], *([kind] for kind in kinds if not kind.decides)]
+
+
+def _run_all(
+    simulated: SimulatedModel,
+    sides: Sequence[RealizedModel],
+    asked: Iterable[tuple[RealizedModel, Batch]],
+    at_once: int,
+) -> None:
+    """Compare sessions of the realized model, each on the batches that it is asked for."""
     current: Batch | None = None
-    with (
-        ThreadPoolExecutor(at_once) as pool,
-        closing(in_order(pool, _run, _asked(sides, samples.batches(size), spending), at_once)) as running,
-    ):
+    with ThreadPoolExecutor(at_once) as pool, closing(in_order(pool, _run, asked, at_once)) as running:
         for (side, batch), coming in running:
             if batch is not current:
                 current = batch
                 simulated.start(batch.inputs)
             side.compare(coming.result(), len(batch.indices))
-    return _summary(simulated.watched, sides)
 
 
 def _asked(

@@ -63,8 +63,8 @@ class SimulatedModel:
         self._held = {t: name for t, name in held.items() if "(accumulator)" not in t}
         real = (*self.watched.reals, *self.watched.outside, *self.watched.entries)
         operands = [o.tensor for t in self.watched.reals for o in self.kernels[t].operands]
-        inner = [self._held[t] for t in operands if t in self._held]
-        self._model = expose(model, [*(self._own.get(t, n) for t, n in self.names.items()), *real, *inner])
+        self._inner = [*dict.fromkeys(self._held[t] for t in operands if t in self._held)]
+        self._model = expose(model, [*(self._own.get(t, n) for t, n in self.names.items()), *real, *self._inner])
         self._session = Session(self._model, where="simulated model")
         self._written: Session | None = None
         self._inputs: Values = {}
@@ -72,6 +72,16 @@ class SimulatedModel:
         self._feeds: dict[str, Array] = {}
         self._as_written: Values | None = None
         self.zero = {t: plan.quantizers[t].zero_point if t in plan.quantizers else 0 for t in self.names}
+
+    @property
+    def held(self) -> list[str]:
+        """Return the tensors that a comparison holds for each run, as often as it holds their values in both models.
+
+        What enters after an island is held by both models, as fed, as real values, and as written.
+        """
+        what, inner = self.watched, [t for t, name in self._held.items() if name in self._inner]
+        names = [*self.names, *what.entries, *what.reals, *what.outside, *inner]
+        return [t for t in (name.removesuffix(" (accumulator)") for name in names) if t in self.graph.shapes]
 
     def start(self, inputs: Values) -> None:
         """Take a new batch."""
@@ -107,7 +117,9 @@ class SimulatedModel:
         if self._written is None:
             self._written = Session(self._model, kernels=Kernels.AS_WRITTEN, where="simulated model")
         if self._as_written is None:
-            self._as_written = self._written.run(self._feeds)
+            what = self.watched
+            names = dict.fromkeys((*what.entries, *what.reals, *what.outside))
+            self._as_written = self._written.run(self._feeds, list(names))
         return self._as_written
 
     def explained(self, expected: Values, tensor: str, found: Array) -> Array:
@@ -164,6 +176,10 @@ class RealizedModel:
     def products(self) -> int:
         """Return how many products inside of loops are compared, whose sums are integers as well."""
         return len(self._loops.products)
+
+    def close(self) -> None:
+        """Give the session back; what it has counted stays."""
+        self.session = None
 
     def takes(self, done: int) -> bool:
         """Return whether it is compared on a batch after so many samples."""

@@ -47,6 +47,8 @@ def place_of(tensor: ir.TensorProtocol | None) -> FilePlace | None:
     """Return the place of a tensor's bytes in a file; None for a tensor in memory."""
     if isinstance(tensor, ir.ExternalTensor):
         return FilePlace(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes)
+    if isinstance(tensor, ir.LazyTensor):  # made of what is in memory
+        return None
     raw = getattr(tensor, "raw", None)
     return _place_of_array(raw) if isinstance(raw, np.ndarray) else None
 

@@ -36,7 +36,8 @@ RUN_LOG = "quantpipe.run"
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 VERBOSITIES = ("quiet", "normal", "verbose")
-COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
+RUNS = ("run", "replay")
+COMMANDS = (*RUNS, "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
 COMPARED_GROUPS = (
     "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "train", "realize",
     "effort",

@@ -17,6 +17,7 @@ from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import multiplied
 from quantpipe.lowering.integers import IntegerWriter, round_real
+from quantpipe.simulate.float_weights import BoundWeights, FloatWeight
 from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
 
 Parameters = dict[str, Array]
@@ -29,7 +30,7 @@ class Arithmetic:
     """
 
     def __init__(self) -> None:
-        self.weights: Parameters = {}
+        self.weights = BoundWeights()
         self.scalars: Parameters = {}
         self.limits: dict[str, tuple[str, str]] = {}
         """Tensor -> names of its accumulator before and after overflow, where overflow is possible."""
@@ -191,18 +192,25 @@ class Arithmetic:
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def _scalar(self, context: Context, name: str, value: object) -> ir.Value:
-        return self._parameter(context, self.scalars, name, np.asarray(value))
-
-    def _weight(self, context: Context, name: str, value: Array) -> ir.Value:
-        return self._parameter(context, self.weights, name, value)
-
-    def _parameter(self, context: Context, store: Parameters, name: str, value: Array) -> ir.Value:
-        """Return a graph input, declared once per name and value (node names and tensor names may be equal)."""
+        array = np.asarray(value)
         found = self._declared.get(name)
-        known = store.get(found.name or "") if found is not None else None
-        if found is not None and known is not None and known.dtype == value.dtype and np.array_equal(known, value):
+        known = self.scalars.get(found.name or "") if found is not None else None
+        if found is not None and known is not None and known.dtype == array.dtype and np.array_equal(known, array):
             return found
+        declared = self._declare(context, name, array)
+        self.scalars[declared.name or name] = array
+        return declared
+
+    def _weight(self, context: Context, name: str, value: Array | FloatWeight) -> ir.Value:
+        found = self._declared.get(name)
+        if found is not None and self.weights.equals(found.name or "", value):
+            return found
+        declared = self._declare(context, name, value)
+        self.weights.put(declared.name or name, value)
+        return declared
+
+    def _declare(self, context: Context, name: str, value: Array | FloatWeight) -> ir.Value:
+        """Return a graph input, declared once per name and value (node names and tensor names may be equal)."""
         declared = context.builder.input(name, value.dtype.name, value.shape)
         self._declared.setdefault(name, declared)
-        store[declared.name or name] = value
         return declared

@@ -32,6 +32,7 @@ from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.simulate import simulated_functions as functions
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.simulate.digit_sums import digits_for
+from quantpipe.simulate.float_weights import FloatWeight
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -134,7 +135,7 @@ class Simulated(Arithmetic):
         q, product = step.quantizer, step.product
         weight = context.plan.weights[product.weight]
         name = f"{product.weight}.centred"
-        held = self._weight(context, name, weight.centred().astype(np.float32))
+        held = self._weight(context, name, FloatWeight(weight))
         self.centred[held.name or ""] = weight
         bounds = [self._scalar(context, f"{q.tensor}.{side}", np.float32(v)) for side, v in
                   (("low", q.low), ("high", q.high))]  # fmt: skip
@@ -323,7 +324,7 @@ class Simulated(Arithmetic):
         needs one of them at a time.
         """
         if not is_mapped(weight.values):
-            found = self._weight(context, f"{weight.tensor}.q", weight.centred().astype(np.float32))
+            found = self._weight(context, f"{weight.tensor}.q", FloatWeight(weight))
             self.centred[found.name or ""] = weight
             return found
         stored = self._weight(context, f"{weight.tensor}.{weight.values.dtype}", weight.values)

@@ -25,6 +25,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
 from quantpipe.simulate.dialect import Simulated
+from quantpipe.simulate.float_weights import BoundWeights
 from quantpipe.types import QuantPlan, RowTable, Topology, WeightTensor
 
 SESSIONS = 4  # kept at once: a search alternates between few weight sets, and each session holds a copy of the weights
@@ -39,7 +40,7 @@ class Simulation:
     """
 
     rendered: Rendered
-    weights: Parameters = field(repr=False)
+    weights: BoundWeights = field(repr=False)
     scalars: Parameters = field(repr=False)
     limits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     centred: Mapping[str, WeightTensor | RowTable] = field(default_factory=dict, repr=False)
@@ -56,19 +57,19 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
     return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits, dialect.centred)
 
 
-def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
+def bind(model: ir.Model, weights: BoundWeights) -> ir.Model:
     """Return a copy of the model in which the graph inputs named in `weights` are constants."""
     return bind_in_place(copied(model), weights)
 
 
-def bind_in_place(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
+def bind_in_place(model: ir.Model, weights: BoundWeights) -> ir.Model:
     """Make constants of the graph inputs named in `weights`, in place, and return the model.
 
     A copy costs as much as a small session; this is for a rendering without other readers.
     """
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:
-        value.const_value = ir.tensor(weights[value.name or ""])
+        value.const_value = weights.tensor(value.name or "")
         graph.inputs.remove(value)
         graph.register_initializer(value)
     return model
@@ -119,8 +120,8 @@ class Simulator:
 
 def _weights_digest(simulation: Simulation) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for name, array in simulation.weights.items():
+    for name in simulation.weights:
         digest.update(name.encode())
         weight = simulation.centred.get(name)
-        digest.update(weight.digest if weight is not None else np.ascontiguousarray(array).data)
+        digest.update(weight.digest if weight is not None else np.ascontiguousarray(simulation.weights[name]).data)
     return digest.digest()

@@ -9,7 +9,7 @@ from onnx import helper
 
 from quantpipe.annotate.choices import bits_of, choice_space, clips_of
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.annotate.disjoint import disjoint, in_order
+from quantpipe.annotate.disjoint import DisjointSets
 from quantpipe.errors import ConfigError
 from quantpipe.types import DType, Form, Reason, ReasonKind
 from tests.ops.line import Line, Net, hardware, hardware_data, line, with_products
@@ -308,10 +308,10 @@ def test_edges_have_conditions_of_their_readers() -> None:
 
 
 def test_disjoint_sets_keep_the_order_of_addition() -> None:
-    sets = disjoint("abcde")
+    sets = DisjointSets("abcde")
     sets.merge("e", "b")
     sets.merge("c", "e")
-    assert in_order(sets) == [("a",), ("b", "c", "e"), ("d",)]
+    assert sets.in_order() == [("a",), ("b", "c", "e"), ("d",)]
     assert sets["e"] == sets["b"] == sets["c"] != sets["a"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,11 @@ def test_right_and_doubtful_names_go_on(arguments: tuple[str, ...]) -> None:
     assert wrong_name(arguments) is None
 
 
-def started(*arguments: str) -> tuple[int, str, list[str]]:
-    """Exit code, output and the heavy modules that were imported."""
+def started(*arguments: str, heavy: Sequence[str] = HEAVY) -> tuple[int, str, list[str]]:
+    """Exit code, output and which of the modules `heavy` were imported."""
     code = (
         "import sys, json, atexit\n"
-        f"atexit.register(lambda: sys.stdout.write('\\n' + json.dumps([m for m in {HEAVY} if m in sys.modules])))\n"
+        f"atexit.register(lambda: sys.stdout.write('\\n' + json.dumps([m for m in {heavy} if m in sys.modules])))\n"
         f"sys.argv = ['run.py', *{list(arguments)}]\n"
         "from quantpipe.start import main\nmain()\n"
     )
@@ -71,6 +72,22 @@ def test_nothing_heavy_is_imported_for_a_typo(arguments: tuple[str, ...]) -> Non
     """A second is the aim; what is imported does not depend on how busy the machine is."""
     code, text, heavy = started(*arguments)
     assert code == 2 and text.count("error: ") == 1 and heavy == []
+
+
+UNUSED = (
+    "mlflow",
+    "scipy.cluster",
+    "quantpipe.pipeline.conform",
+    "quantpipe.pipeline.explain",
+    "quantpipe.verify.check",
+)
+"""What a run up to its first stage has no use for: libraries, and the commands that look and do not run."""
+
+
+def test_a_run_imports_no_other_command(tmp_path: Path) -> None:
+    arguments = ("tracking=none", "stages=[annotate]", f"hydra.run.dir={tmp_path / 'run'}")
+    code, text, unused = started(*arguments, heavy=UNUSED)
+    assert code == 0 and "annotate" in text and unused == []
 
 
 def test_version_is_that_of_quantpipe() -> None:
