@@ -35,6 +35,7 @@ def searched(search: Any, device: str, folder: Path | None = None, **options: An
         return dict(pipeline.search().report)
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("device", ["vta", "ort_cpu"])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_planted_range_is_found_by_every_search(search: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,7 @@ def test_the_line_that_the_project_is_about_meets_the_default_objective() -> Non
     assert report["evaluations"] < 400 and report["stopped"] == "done"
 
 
+@pytest.mark.program
 def test_an_interrupted_search_ends_alike(tmp_path: Path) -> None:
     whole = searched("greedy", "vta")
     searched({"option": "greedy", "max_evaluations": 17}, "vta", tmp_path)
@@ -70,6 +72,7 @@ def test_bits_alone_can_still_be_asked_for() -> None:
     assert nothing["space_size"] == 1
 
 
+@pytest.mark.program
 def test_ranges_that_gain_by_chance_alone_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """On this device the estimated ranges are good: what greedy finds there is not there on calibration samples."""
     report = searched("greedy", "ort_cpu")
@@ -90,6 +93,7 @@ def test_ranges_that_gain_are_kept() -> None:
     assert check["kept"] and check["deviations"] > confirm.LEAST and check["samples"] == 128
 
 
+@pytest.mark.program
 def test_a_met_objective_keeps_the_ranges_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chance may explain them, but without them the objective is missed."""
     monkeypatch.setattr(confirm, "LEAST", float("inf"))
@@ -127,6 +131,7 @@ def test_a_choice_that_the_device_has_not_is_refused(options: dict[str, Any], sa
         searched("greedy", "vta", **options)
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("most", [1, 2, 30, 92])
 def test_a_search_stopped_anywhere_ends_alike(most: int, tmp_path: Path) -> None:
     whole = searched("greedy", "vta")
@@ -136,6 +141,7 @@ def test_a_search_stopped_anywhere_ends_alike(most: int, tmp_path: Path) -> None
     assert {key: found[key] for key in alike} == {key: whole[key] for key in alike}
 
 
+@pytest.mark.program
 def test_a_log_without_choices_of_ranges_is_replayed(tmp_path: Path) -> None:
     """As versions wrote it that searched bits alone: ranges begin at the estimated ones."""
     given: dict[str, Any] = {"precision": "none", "recover": "none", "executor": "serial"}
