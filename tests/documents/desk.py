@@ -34,6 +34,7 @@ def lay(folder: Path) -> None:
     onnx.save(_net_of_pictures(), folder / "efficientnet.onnx")
     for name in ("int8.onnx", "quantized.onnx", "theirs.onnx"):
         (folder / name).write_bytes(_integers())
+    (folder / "net.tflite").write_bytes(_tflite())
     for number, name in enumerate(("samples.npz", "calib.npz", "val.npz")):
         pixels = _pixels(64, number)
         np.savez(folder / name, images=pixels, labels=_answers(pixels))
@@ -55,6 +56,17 @@ def _integers() -> bytes:
 
     result = quantpipe.quantize(small_net(), images(), evaluate={"latency_runs": 1})
     return Path(result.model_path).read_bytes()
+
+
+@cache
+def _tflite() -> bytes:
+    """An integer model as a file of TensorFlow Lite."""
+    import quantpipe
+
+    result = quantpipe.quantize(
+        small_net(), images(), "tflite_int8", realize="tflite", evaluate={"latency_runs": 1, "explain": "none"}
+    )
+    return (result.folder / "realize" / "model.tflite").read_bytes()
 
 
 def _net_of_pictures() -> onnx.ModelProto:

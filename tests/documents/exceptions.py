@@ -35,6 +35,7 @@ NOT_RUN = {
     "command=export_vectors": "needs a finished run; tests/e2e/test_conformance.py runs it",
     "command=identify": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
     "dump=": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
+    "decoder.onnx": "needs a decoder and its tokenizer; tests/data/test_decoder_texts.py reads such texts",
     "command=sync": "files in MLflow; tests/e2e/test_sync.py runs it",
     "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_multirun.py runs it where there is one",
 }
@@ -43,6 +44,7 @@ NOT_RUN = {
 SHORTENED = {
     "command=explain": ("explain.culprits=2", "explain.samples=16"),
     "experiments=estimators_digits": ("threshold=mse",),
+    "experiments=deployable_digits": ("hardware=tensorrt", "train=lsq", "train.epochs=1"),
     "dataset=digits_detect": (
         "dataset.samples.calibrate=32",
         "dataset.samples.search=32",
