@@ -36,6 +36,7 @@ FEW = (
     "evaluate.layer_samples=4",
     "evaluate.latency_runs=1",
     "evaluate.baseline=none",
+    "effort=thorough",  # limits by the clock would leave out other parts each time
 )
 SEARCHED = ("search=random", "objective.cost=bits", "search.max_evaluations=3")
 RUN = (*SEARCHED, "recover=default", "recover.kl_target=0", *FEW)
