@@ -24,6 +24,10 @@ def samples(split, seed):
     rng = np.random.default_rng([len(split), seed])
     for number in range(24):
         yield rng.standard_normal((3, 8, 8)).astype(np.float32), number % 5
+
+
+def tokens(text):
+    return {"input_ids": np.frombuffer(text.encode(), np.uint8).astype(np.int64)}
 """
 
 
