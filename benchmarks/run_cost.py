@@ -5,7 +5,7 @@
 
 Cases are those of benchmarks/corpus.py, and an encoder with drawn weights (`--layers`, `--width`: 12 and 768 have the
 size of BERT-base without its embedding). Every measurement is a process of its own, with every default of quantpipe
-but statistics measured anew; peak memory is the kernel's figure. Static and dynamic quantization by onnxruntime
+but statistics measured again; peak memory is the kernel's figure. Static and dynamic quantization by onnxruntime
 include loading its tool and one pass over the evaluation samples.
 """
 
@@ -93,7 +93,7 @@ def drawn_encoder(layers: int, width: int, folder: Path, counts: Counts) -> Case
 
 
 def quantized(case: Case, device: str, effort: str) -> dict[str, Any]:
-    """Run quantpipe with its defaults; return what the report says of it."""
+    """Run quantpipe with its defaults; return its entries in the report."""
     import quantpipe
 
     evaluate = (case.evaluate, case.labels) if case.labels is not None else case.evaluate

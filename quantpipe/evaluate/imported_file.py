@@ -54,18 +54,18 @@ class TfliteFileRun:
 
     def __init__(self, path: Path, given: Imported, places: FilePlaces, kernels: LiteRTKernels) -> None:
         ends = {"inputs": places.inputs, "outputs": places.outputs}
-        told: dict[str, dict[str, Any]] = {
+        metadata: dict[str, dict[str, Any]] = {
             side: {name: {"index": number, "axes": []} for name, number in ports.items()}
             for side, ports in ends.items()
         }
-        told["tensors"] = {
+        metadata["tensors"] = {
             name: {"index": number, "axes": [int(a) for a in np.argsort(order)]}
             for name, (number, order) in places.tensors.items()
         }
-        for name, port in told["inputs"].items():
+        for name, port in metadata["inputs"].items():
             if (found := given.tensor.get(name)) is not None and found.grid.single:
                 port["scale"] = float(found.grid.scale)
-        self._runner = TfliteRunner(TfliteModel(path.read_bytes(), str(path), told), kernels)
+        self._runner = TfliteRunner(TfliteModel(path.read_bytes(), str(path), metadata), kernels)
 
     def integers(self, feeds: Feeds) -> Feeds:
         """Return the stored integers by their names in the file."""

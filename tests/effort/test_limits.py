@@ -1,4 +1,4 @@
-"""What follows calibration keeps to its limits, says what it left out, and changes no result."""
+"""What follows calibration keeps to its limits, lists what it left out, and changes no result."""
 
 from __future__ import annotations
 

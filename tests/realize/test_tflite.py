@@ -29,7 +29,7 @@ from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite.container import packed
 from quantpipe.realize.tflite.form import kernels_of
 from quantpipe.realize.tflite.litert_kernels import departures
-from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner, told_by
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner, metadata_of
 from quantpipe.realize.tflite.write import TfliteFile, write_model
 from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
@@ -173,7 +173,7 @@ def test_real_ends_and_free_batch() -> None:
 def test_metadata_and_signature_say_how_to_feed_it() -> None:
     made = line(small(), "tflite_int8")
     written = write_model(made.graph, made.topology, made.plan(), whole=True, provenance={"model": "sha256:0"})
-    told = told_by(written.content, "memory")
+    told = metadata_of(written.content, "memory")
     assert told["model"] == "sha256:0"
     port = told["inputs"]["x"]
     q = made.plan().quantizers["x"]
@@ -232,7 +232,7 @@ def test_what_tensorflow_lite_reads_of_itself() -> None:
     found = TfliteRunner(TfliteModel(content, "memory")).run(batch.inputs)
     for tensor, value in plain.run(batch.inputs).items():
         np.testing.assert_array_equal(found[tensor], value)
-    assert told_by(content, "memory")["class_names"] == names
+    assert metadata_of(content, "memory")["class_names"] == names
 
 
 def test_transposes_of_the_model_cost_nothing() -> None:
@@ -349,7 +349,7 @@ def test_accumulators_are_refused() -> None:
 
 def test_another_file_is_refused() -> None:
     with pytest.raises(HardwareError, match=r"is no \.tflite file|has no metadata"):
-        told_by(b"TFL3 and nothing else", "junk.tflite")
+        metadata_of(b"TFL3 and nothing else", "junk.tflite")
 
 
 def test_a_missing_package_is_named_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

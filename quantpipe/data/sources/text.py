@@ -61,8 +61,8 @@ class TextPieces:
         for name, array in arrays.items():
             first = 0 if self.carried and name == MASK else begin
             part = array[..., first:end] if array.ndim else array
-            anew = name == POSITIONS and array.ndim and not self.carried
-            found[name] = part - part[..., :1] + array[..., :1] if anew else part
+            begins_again = name == POSITIONS and array.ndim and not self.carried
+            found[name] = part - part[..., :1] + array[..., :1] if begins_again else part
         return found
 
 

@@ -82,8 +82,8 @@ def read_tflite(path: Path) -> onnx.ModelProto:
             raise _at(operator.op, named, reason[:300], where) from error
     model = intake.model()
     placed = {name: [n, list(o)] for n, held in intake.integers.items() for o, name in held.items()}
-    told = {"tensors": placed, "inputs": dict(contents.inputs), "outputs": dict(contents.outputs)}
-    model.metadata_props.add(key=METADATA, value=json.dumps(told))
+    file_places = {"tensors": placed, "inputs": dict(contents.inputs), "outputs": dict(contents.outputs)}
+    model.metadata_props.add(key=METADATA, value=json.dumps(file_places))
     return model
 
 

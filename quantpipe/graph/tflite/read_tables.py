@@ -45,8 +45,8 @@ class RecordedFunction:
 def recorded_functions(contents: Contents) -> dict[int, RecordedFunction]:
     """Return the functions that a file records, by the number of the table's result; none of a damaged record."""
     try:
-        told = json.loads(contents.metadata.get(METADATA, b"{}"))
-        rows = told.get(FUNCTIONS, {})
+        metadata = json.loads(contents.metadata.get(METADATA, b"{}"))
+        rows = metadata.get(FUNCTIONS, {})
         found = {int(number): _function(row, int(number), contents) for number, row in rows.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}

@@ -41,13 +41,13 @@ class LiteRTKernels(StrEnum):
 class TfliteModel:
     """A file in memory and what its metadata say of it."""
 
-    def __init__(self, content: bytes, where: str, told: Mapping[str, Any] | None = None) -> None:
-        """`where` names the file in errors; `told` are metadata for a file without ours."""
+    def __init__(self, content: bytes, where: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """`where` names the file in errors; `metadata` is for a file without ours."""
         self.content, self.where = content, where
-        self.told = told_by(content, where) if told is None else told
-        self.tensors: Mapping[str, Mapping[str, Any]] = self.told["tensors"]
-        self.inputs: Mapping[str, Mapping[str, Any]] = self.told["inputs"]
-        self.outputs: Mapping[str, Mapping[str, Any]] = self.told["outputs"]
+        self.metadata = metadata_of(content, where) if metadata is None else metadata
+        self.tensors: Mapping[str, Mapping[str, Any]] = self.metadata["tensors"]
+        self.inputs: Mapping[str, Mapping[str, Any]] = self.metadata["inputs"]
+        self.outputs: Mapping[str, Mapping[str, Any]] = self.metadata["outputs"]
 
     @classmethod
     def read(cls, path: Path) -> TfliteModel:
@@ -191,7 +191,7 @@ class TfliteRunner:
         return found
 
 
-def told_by(content: bytes, where: str) -> dict[str, Any]:
+def metadata_of(content: bytes, where: str) -> dict[str, Any]:
     """Return the metadata that quantpipe wrote into a .tflite file.
 
     Raises HardwareError where the file has no metadata, or is no .tflite file.
