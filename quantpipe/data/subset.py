@@ -57,6 +57,13 @@ class First:
             left -= len(batch)
 
 
+def underlying(samples: Samples) -> Samples:
+    """Return the samples that some are the first of."""
+    while isinstance(samples, First):
+        samples = samples.samples
+    return samples
+
+
 def _cut(batch: Batch, count: int) -> Batch:
     labels = batch.labels[:count] if batch.labels is not None else None
     return Batch({k: v[:count] for k, v in batch.inputs.items()}, labels, batch.indices[:count])

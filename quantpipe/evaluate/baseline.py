@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantpipe.data.subset import First
 from quantpipe.errors import brief
@@ -63,6 +63,12 @@ class BaselineModels:
     float_ms: float
     seconds: float = MOST_SECONDS
     """What both forms may take, at most `MOST_SECONDS`."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether fewer samples are compared than without a limit."""
+        free = replace(self, seconds=MOST_SECONDS)
+        return any(_count(self, form) < _count(free, form) for form in PASSES)
 
 
 def worth_comparing(

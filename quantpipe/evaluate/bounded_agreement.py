@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.progress import EvaluationProgress
@@ -22,7 +24,13 @@ def bounded_agreement(
     """
     spending = Spending(course.allowed(SESSIONS))
     kinds = [kind for kind in session_kinds(realized.model) if others or kind.decides]
-    found = compare_with(simulated, realized, samples, kinds, spending=spending)
-    if found.samples < len(samples):
-        course.left_out(f"{found.samples} of {len(samples)} samples were compared element by element")
-    return found
+    return compare_with(simulated, realized, samples, kinds, spending=spending)
+
+
+def uncompared(found: Agreement, asked: int) -> Iterator[str]:
+    """Yield what a comparison left out of `asked` samples, whichever run made it."""
+    if found.samples < asked:
+        yield f"{found.samples} of {asked} samples were compared element by element"
+    for row in found.sessions:
+        if not row.decides and row.refused is None and row.same_as is None and row.samples < found.samples:
+            yield f"{row.samples} of {asked} samples were compared in the session {row.session}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, float_warning
 from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
-from quantpipe.evaluate.bounded_agreement import bounded_agreement
+from quantpipe.evaluate.bounded_agreement import bounded_agreement, uncompared
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
@@ -329,7 +329,10 @@ def _compared(
         simulated = SimulatedModel(graph, topology, plan, simulation, realized=realized)
         return bounded_agreement(simulated, realized, some, course, others=sizes.other_sessions)
 
-    agreement = course.result("agreement", agree, first(sizes.agreement), Agreement.from_dict)
+    compared = first(sizes.agreement)
+    agreement = course.result("agreement", agree, compared, Agreement.from_dict)
+    for sentence in uncompared(agreement, len(compared)):
+        course.left_out(sentence)
     release_memory()
     few = first(samples_for(graph, plan, sizes.layer))
     layers = course.result(

@@ -7,6 +7,7 @@ logits, and the caches after the last step. A difference inside a layer shows in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -15,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.recurrent_state import SampleStep, StatefulSamples
-from quantpipe.data.subset import First
+from quantpipe.data.subset import underlying
+from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.types import Samples, StepsPart, StepsRow
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 STEPS = 8
@@ -26,15 +30,20 @@ STEPS = 8
 def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> StepsPart | None:
     """Return how the first steps of a sequence differ from one run over the same tokens.
 
-    None where samples carry no state, or one that does not grow from step to step: it is no cache.
+    None where samples carry no state, one that does not grow from step to step (it is no cache), or where the model
+    takes one step at a time.
     """
-    carried = samples.samples if isinstance(samples, First) else samples
+    carried = underlying(samples)
     if not isinstance(carried, StatefulSamples):
         return None
     steps = list(islice(carried.first_sequence(session.run), most))
     if len(steps) < 2 or not _grows(steps, carried.state):
         return None
-    whole = session.run(_joined_feeds(steps, carried.state))
+    try:
+        whole = session.run(_joined_feeds(steps, carried.state))
+    except ModelError as error:  # its axis of tokens is fixed
+        log.info("steps are not compared with one run over the same tokens: %s", error)
+        return None
     rows = [
         row
         for name in steps[0].outputs

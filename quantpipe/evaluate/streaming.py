@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from quantpipe.data.recurrent_state import StatefulSamples
-from quantpipe.data.subset import First
+from quantpipe.data.subset import underlying
 from quantpipe.graph.execute import Session, joined
 from quantpipe.metrics.outputs import summary
 from quantpipe.metrics.reference import Reference
@@ -23,7 +23,7 @@ def free_running(session: Session, samples: Samples, reference: Reference) -> Mo
     What quantization does to a state adds up here, as it does on the device. The result is {} where the samples carry
     no state.
     """
-    carried = samples.samples if isinstance(samples, First) else samples
+    carried = underlying(samples)
     if not isinstance(carried, StatefulSamples):
         return None
     found = [np.asarray(out[reference.output]) for out in islice(carried.free_run(session.run), len(samples))]

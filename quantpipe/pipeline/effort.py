@@ -68,10 +68,12 @@ class EffortBudget:
             SESSIONS: options.session_passes,
             BASELINES: options.baseline_passes,
         }[part]
-        if once is None or not isinstance(self.console, Timed):
+        if not isinstance(self.console, Timed):
             return math.inf
         after = _after(self.console)
-        found = max(min(passes * once, options.passes * once - after), options.least_seconds)
+        found = math.inf
+        if once is not None:
+            found = max(min(passes * once, options.passes * once - after), options.least_seconds)
         return found if options.max_seconds is None else max(min(found, options.max_seconds - after), 0.0)
 
     def leave_out(self, sentence: str) -> None:

@@ -297,6 +297,8 @@ def _baseline(
     compared = BaselineModels(
         graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"], budget.seconds(BASELINES)
     )
+    if compared.is_cut:
+        budget.leave_out("samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)")
     found = baseline(compared, evaluation.accurate)
     said = baseline_warning(found, job.topology, job.graph.as_given is not None)
     if said is not None:

@@ -113,13 +113,12 @@ def inspect(
     job.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")
     show = job.console.progress("advice")
     advice: list[AdviceRow] = []
-    took, done = 0.0, 0
+    done = 0
     for number, change in enumerate(measured):
-        if spending.over(took):
+        if spending.over():
             break
-        begin = spending.spent
         row = advisor.row(change, now if change.train.active else before)
-        took, done = spending.spent - begin, number + 1
+        done = number + 1
         advice += [] if row is None else [row]
         show(number + 1, len(measured), change.words)
     findings = () if profile is None else findings_of(job.graph, settled.topology, profile, settled.topology.kernel_of)

@@ -1,4 +1,4 @@
-"""BoundWeights of a simulated graph, as floats: made when a session is loaded, and never kept."""
+"""Weights of a simulated graph: integer ones become floats when a session is loaded, and these are not kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FloatWeight:
 
 
 class BoundWeights(Mapping[str, Array]):
-    """BoundWeights by name, of which the float ones are made when they are read."""
+    """Hold weights by name; floats of integer weights are made when they are read."""
 
     def __init__(self) -> None:
         self._held: dict[str, Array | FloatWeight] = {}
@@ -59,7 +59,11 @@ class BoundWeights(Mapping[str, Array]):
         """Return whether `name` has that value."""
         held = self._held.get(name)
         if isinstance(held, FloatWeight) or isinstance(value, FloatWeight):
-            return isinstance(held, FloatWeight) and isinstance(value, FloatWeight) and held.weight is value.weight
+            return (
+                isinstance(held, FloatWeight)
+                and isinstance(value, FloatWeight)
+                and held.weight.digest == value.weight.digest
+            )
         return held is not None and held.dtype == value.dtype and np.array_equal(held, value)
 
     def tensor(self, name: str) -> ir.TensorProtocol:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.data import NpzDataset
 from quantpipe.data.recurrent_state import StatefulSamples, carry
+from quantpipe.data.subset import First
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
 from quantpipe.graph.execute import Session
 from quantpipe.types import StepsPart, TensorInfo
@@ -21,10 +22,11 @@ STATE = {"present.key": "past.key", "present.value": "past.value"}
 SCALE = np.float32(0.5)
 
 
-def decoder(*, past_scale: float = 0.5, shift: bool = False) -> onnx.ModelProto:
-    """Return an attention without a Softmax: whole numbers times each other, and a cache in int8 of one scale.
+def decoder(*, past_scale: float = 0.5, shift: bool = False, tokens: str | int = "S") -> onnx.ModelProto:
+    """Return an attention without a Softmax: integers times each other, and a cache in int8 of one scale.
 
-    `past_scale` quantizes the cache that comes in; `shift` counts the positions of steps one too high.
+    `past_scale` quantizes the cache that comes in; `shift` counts the positions of steps one too high; `tokens` is the
+    size of the axis of tokens.
     """
     rng = np.random.default_rng(0)
     held = {n: (rng.integers(-8, 8, (WORDS, WIDTH)) * SCALE).astype(np.float32) for n in ("q", "key", "value")}
@@ -60,7 +62,7 @@ def decoder(*, past_scale: float = 0.5, shift: bool = False) -> onnx.ModelProto:
         put("Where", ["after", "none", "scores"], ["seen"]),
         put("MatMul", ["seen", "present.value"], ["y"]),
     ]
-    ids = [helper.make_tensor_value_info(n, TensorProto.INT64, ["N", "S"]) for n in ("input_ids", "position_ids")]
+    ids = [helper.make_tensor_value_info(n, TensorProto.INT64, ["N", tokens]) for n in ("input_ids", "position_ids")]
     caches = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", "P", WIDTH]) for n in STATE.values()]
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", *STATE)]
     constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in held.items()]
@@ -83,7 +85,9 @@ def found(tmp_path: Any) -> Any:
         data = NpzDataset(path=str(tmp_path / "d.npz"), state=state, keys={"sequence": "turn"})
         splits = carry(data.splits(inputs, None, 0), inputs, session.run)
         assert isinstance(splits.evaluate, StatefulSamples)
-        return steps_and_prefill(session, splits.evaluate)
+        found = steps_and_prefill(session, splits.evaluate)
+        assert steps_and_prefill(session, First(First(splits.evaluate, 11), 10)) == found, "also of a part of a part"
+        return found
 
     return compare
 
@@ -93,6 +97,10 @@ def test_steps_of_an_exact_decoder_are_its_prefill(found: Any) -> None:
     assert part["steps"] == 8 and part["differing"] == 0 and steps_warning(part) is None
     sizes = {row["output"]: row["elements"] for row in part["outputs"]}
     assert sizes == dict.fromkeys(("y", *STATE), 8 * WIDTH)
+
+
+def test_a_decoder_of_single_tokens_has_no_prefill(found: Any) -> None:
+    assert found(decoder(tokens=1), STATE) is None
 
 
 SWAPPED = {"present.key": "past.value", "present.value": "past.key"}

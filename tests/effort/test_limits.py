@@ -15,8 +15,8 @@ import pytest
 import quantpipe
 from quantpipe.errors import ConfigError
 from quantpipe.evaluate import agreement
-from quantpipe.evaluate.agreement import _asked, same_kernels, session_kinds
-from quantpipe.evaluate.bounded_agreement import SESSIONS
+from quantpipe.evaluate.agreement import Agreement, SessionAgreement, _asked, same_kernels, session_kinds
+from quantpipe.evaluate.bounded_agreement import SESSIONS, uncompared
 from quantpipe.evaluate.spending import UNLIMITED, Spending
 from quantpipe.graph.session_options import EXACT_PAIRS, INT8_KERNELS
 from quantpipe.pipeline import effort
@@ -223,3 +223,18 @@ def test_they_are_rejected_before_calibration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"effort\.max_seconds"):
         run(samples(), tmp_path, model=two_layers(), evaluate=EXPLAINED, effort={"max_seconds": 1e-9})
     assert not (tmp_path / "calibrate").exists()
+
+
+def test_what_a_kept_comparison_left_out_is_listed() -> None:
+    """From the result alone, so that a resumed run lists it, too; a session with the kernels of another is not cut."""
+    rows = [
+        SessionAgreement("default", True, samples=40),
+        SessionAgreement("slow", False, samples=8),
+        SessionAgreement("alike", False, same_as="default"),
+    ]
+    found = Agreement(1, 1, 0, 0, 0.0, None, samples=40, sessions=tuple(rows))
+    assert list(uncompared(found, 128)) == [
+        "40 of 128 samples were compared element by element",
+        "8 of 128 samples were compared in the session slow",
+    ]
+    assert not list(uncompared(replace(found, sessions=tuple(rows[::2])), 40))
