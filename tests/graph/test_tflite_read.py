@@ -164,6 +164,15 @@ REFUSED = {
         file_of("CONV_2D", Row([MAP, real(3, 1, 1, 4), real(3)], [(1, 6, 5, 3)], "Conv2DOptions")),
         "its strides are [0, 0]",
     ),
+    "rows of a condition": (
+        file_of("SELECT", Row([(3,), (3, 3), (3, 3)], [(3, 3)], "SelectOptions", types=("bool", "float32", "float32"))),
+        "its condition selects rows; legal is one for each element",
+    ),
+    "corners and centres": (
+        file_of("RESIZE_NEAREST_NEIGHBOR", Row([MAP, whole(3, 2)], [(1, 3, 2, 4)], "ResizeNearestNeighborOptions",
+                                               {"alignCorners": True, "halfPixelCenters": True})),
+        "it aligns corners and has half-pixel centres; legal is one of the two",
+    ),
     "mirror": (
         file_of("MIRROR_PAD", Row([(2, 3), PADS], [(2, 5)], "MirrorPadOptions", {"mode": 1})),
         "it repeats the ends of an axis (SYMMETRIC)",
@@ -191,6 +200,50 @@ def test_integers_that_are_read_as_numbers_are_refused(tmp_path: Path) -> None:
     file.operator("CAST", [x], [y], 1, kind="CastOptions", inDataType=9, outDataType=2)
     with pytest.raises(ModelError, match="takes the integers of 'x' as numbers"):
         read_tflite(written(file.build({"x": x}, {"y": y}, "", {}), tmp_path))
+
+
+def test_wide_integers_with_a_scale_are_refused(tmp_path: Path) -> None:
+    file = Container()
+    x = file.tensor("x", (1, 4), "int16", grid=TensorQuantization(np.float32(0.1), 0))
+    y = file.tensor("y", (1, 4), "int32", grid=TensorQuantization(np.float32(0.05), 0))
+    file.operator("QUANTIZE", [x], [y], 1, kind="QuantizeOptions")
+    with pytest.raises(ModelError, match="it stores INT32 with a scale; legal are INT4, INT8"):
+        read_tflite(written(file.build({"x": x}, {"y": y}, "", {}), tmp_path))
+
+
+def test_a_cut_of_one_sample_stays_one_sample(tmp_path: Path) -> None:
+    """Of an axis whose size is free, `[0:1]` is the first sample; `[0:]` is all of them."""
+    for size, rows in ((1, 1), (-1, 2)):
+        file = Container()
+        x = file.tensor("x", (1, 3), "float32", free=True)
+        numbers = [file.constant(f"c{n}", whole(*values), "int32") for n, values in enumerate(((0, 1), (size, 2)))]
+        y = file.tensor("y", (1, 2), "float32", free=True)
+        file.operator("SLICE", [x, *numbers], [y], 1, kind="SliceOptions")
+        model = read_tflite(written(file.build({"x": x}, {"y": y}, "", {}), tmp_path))
+        (found,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": np.ones((2, 3), np.float32)})
+        assert found.shape == (rows, 2)
+
+
+def test_an_output_named_like_an_input_gets_another_name(tmp_path: Path) -> None:
+    file = Container()
+    x, y = file.tensor("x", MAP, "float32"), file.tensor("y", MAP, "float32")
+    file.operator("RELU", [x], [y], 1)
+    model = read_tflite(written(file.build({"image": x}, {"image": y}, "", {}), tmp_path))
+    assert [p.name for p in model.graph.output] == ["image_out"]
+
+
+def test_a_constant_that_is_named_again_and_again_runs_out_of_its_budget(tmp_path: Path) -> None:
+    s = litert.schema()
+    model = s.ModelT.InitFromObj(s.Model.GetRootAs(small_net()))
+    graph = model.subgraphs[0]
+    weight = next(t for t in graph.tensors if t.name == b"w")
+    model.buffers[weight.buffer].data, weight.shape = np.zeros(40_000, np.uint8), [4, 1, 1, 10_000]
+    graph.tensors.extend([weight] * 100)
+    builder = litert.flatbuffers().Builder(4096)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    content = bytes(builder.Output())
+    with pytest.raises(ModelError, match="names more elements than it has bytes for"):
+        read_tflite(written(content, tmp_path))
 
 
 # --- hostile files ----------------------------------------------------------------------------------------------------
@@ -223,6 +276,7 @@ HOSTILE = {
     "axes": (lambda: changed(tensor=put("shape", [1] * 40)), "with 40 axes"),
     "buffer": (lambda: changed(tensor=put("buffer", 4000)), "in the buffer 4000"),
     "short": (lambda: changed(graph=weight_shape), "which takes 10800 bytes, in 108 bytes"),
+    "nothing": (lambda: changed(graph=lambda g: put("outputs", [])(g.operators[1])), "which makes nothing"),
     "port": (lambda: changed(graph=put("inputs", [99])), "has a port with the tensor 99"),
     "input": (lambda: changed(graph=lambda g: put("inputs", [77])(g.operators[1])), "with the tensor 77"),
     "code": (lambda: changed(graph=lambda g: put("opcodeIndex", 50)(g.operators[1])), "of the code 50"),

@@ -112,7 +112,7 @@ ROWS: Mapping[str, Sequence[Row]] = {
     **{op: [Row([MAP, whole(1, 2)], [(1, 4)], "ReducerOptions"),
             Row([MAP, whole(-1)], [(1, 6, 5, 1)], "ReducerOptions", {"keepDims": True})]
        for op in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD")},
-    **{op: [_two(kind), Row([MAP, real(4)], [MAP], kind)] for op, kind in (
+    **{op: [_two(kind), Row([MAP, real(4)], [MAP], kind), Row([(3,), real(1, 1)], [(1, 3)], kind)] for op, kind in (
         ("ADD", "AddOptions"), ("SUB", "SubOptions"), ("MUL", "MulOptions"), ("DIV", "DivOptions"),
         ("MAXIMUM", "MaximumMinimumOptions"), ("MINIMUM", "MaximumMinimumOptions"),
         ("SQUARED_DIFFERENCE", "SquaredDifferenceOptions"))},
@@ -160,6 +160,8 @@ ROWS: Mapping[str, Sequence[Row]] = {
             {"beginMask": 1, "endMask": 5}),
         Row([MAP, whole(0, 0, 2, 0), whole(1, 6, 3, 4), whole(1, 1, 1, 2)], [(1, 6, 2)], "StridedSliceOptions",
             {"shrinkAxisMask": 4}),
+        Row([(2, 4), whole(0, 2), whole(2, 3), whole(1, 1)], [(2,)], "StridedSliceOptions",
+            {"shrinkAxisMask": 2, "beginMask": 2}),
     ],
     "REVERSE_V2": [Row([MAP, whole(3)], [MAP], "ReverseV2Options")],
     "GATHER": [Row([MAP, whole(2, 0)], [(1, 6, 5, 2)], "GatherOptions", {"axis": 3})],

@@ -157,7 +157,9 @@ class _Parser:
         ports = [self._numbers(v, len(tensors), "a port") for v in (graph.InputsAsNumpy(), graph.OutputsAsNumpy())]
         self._check_order(tensors, operators, ports)
         names = [self._named(rows, tensors, side) for rows, side in zip(ports, ("Inputs", "Outputs"), strict=True)]
-        return Contents(tensors, operators, names[0], names[1], self._metadata())
+        inputs, outputs = names
+        outputs = {f"{name}_out" if name in inputs else name: number for name, number in outputs.items()}
+        return Contents(tensors, operators, inputs, outputs, self._metadata())
 
     def _metadata(self) -> dict[str, bytes]:
         found = {}
@@ -204,6 +206,8 @@ class _Parser:
         what = f"{op} (operator {number})"
         inputs = self._numbers(found.InputsAsNumpy(), tensors, what, NO_TENSOR)
         outputs = self._numbers(found.OutputsAsNumpy(), tensors, what)
+        if not outputs:
+            raise self._refused(f"has {what}, which makes nothing")
         kind, table = names_of("BuiltinOptions").get(found.BuiltinOptionsType(), "NONE"), found.BuiltinOptions()
         options = None
         if kind != "NONE" and table is not None:
@@ -250,6 +254,7 @@ class _Parser:
             raw = np.frombuffer(self._content, np.uint8, size, begin)
         if number == 0 or not isinstance(raw, np.ndarray) or (not raw.size and _size(shape)):
             return None
+        self._count(raw.size)
         item, count = np.dtype(NUMPY[kind]), _size(shape)
         needed = -(-count // 2) if kind == "INT4" else count * item.itemsize
         if raw.size != needed:
@@ -294,8 +299,8 @@ class _Parser:
                 raise self._refused(f"has {operator.op} make a tensor that exists already")
             made.update(operator.outputs)
         for number in ports[1]:
-            if number not in made:
-                raise self._refused(f"has the output {tensors[number].name[:60]!r}, which nothing makes")
+            if number not in made or (tensors[number].quantized and tensors[number].data is not None):
+                raise self._refused(f"has the output {tensors[number].name[:60]!r}, which no operator makes")
 
     def _named(self, ports: tuple[int, ...], tensors: tuple[FileTensor, ...], side: str) -> dict[str, int]:
         """Return ports by their names in the signature of the graph; without one, by their tensors' names."""

@@ -25,6 +25,8 @@ from quantpipe.graph.tflite.operators import ACTIVATIONS
 OPSET = 21
 """The first one whose QuantizeLinear has 16-bit integers."""
 IR_VERSION = 10
+STORED = ("INT4", "INT8", "UINT8", "INT16", "UINT16")
+"""Types of computed tensors that QuantizeLinear writes."""
 MOST_BIAS = 32
 """Bits of integers that DequantizeLinear reads; 64-bit biases that do not fit become real values."""
 
@@ -125,6 +127,8 @@ class TfliteIntake:
         if not tensor.quantized:
             self._held.setdefault(number, {})[order] = value
             return
+        if tensor.kind not in STORED:
+            raise UnreadOperator(f"it stores {tensor.kind} with a scale; legal are {', '.join(STORED)}")
         grid = self._grid(tensor, order)
         name = f"{self._name_of(tensor)}_q"
         stored = self.node("QuantizeLinear", [value, *grid], name=name, **_axis(tensor, order))

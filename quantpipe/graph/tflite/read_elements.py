@@ -39,7 +39,10 @@ _EXTREMES = {own: op for op, own in EXTREMES.items()}
 
 def elementwise(intake: TfliteIntake, operator: FileOperator) -> None:
     """Read an operator over elements."""
-    order = intake.common_order(operator.inputs, intake.rank(operator.outputs[0]))
+    rank = intake.rank(operator.outputs[0])
+    if operator.op == "SELECT" and intake.rank(operator.inputs[0]) != rank:
+        raise UnreadOperator("its condition selects rows; legal is one for each element")
+    order = intake.common_order(operator.inputs, rank)
     inputs = [intake.aligned(number, order) for number in operator.inputs]
     intake.make(operator, order, _ONNX[operator.op], inputs)
 
@@ -48,7 +51,8 @@ def extreme(intake: TfliteIntake, operator: FileOperator) -> None:
     """Read MAXIMUM and MINIMUM; one of a single constant bounds the other operand."""
     first, second = operator.inputs
     end = intake.scalar(second)
-    if end is None or intake.tensor(first).data is not None or not _is_real(intake, first):
+    whole = intake.rank(first) == intake.rank(operator.outputs[0])
+    if end is None or not whole or intake.tensor(first).data is not None or not _is_real(intake, first):
         elementwise(intake, operator)
         return
     order = intake.common_order([first], intake.rank(operator.outputs[0]))

@@ -15,7 +15,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.tflite import read_elements, read_moves, read_products
 from quantpipe.graph.tflite.contents import NO_TENSOR, NUMPY, STAGE, contents_of, refused
 from quantpipe.graph.tflite.intake import Reader, TfliteIntake, UnreadOperator, unread
-from quantpipe.graph.tflite.layout import Order
+from quantpipe.graph.tflite.layout import Order, plain
 from quantpipe.graph.tflite.operators import IDENTIFIER
 from quantpipe.graph.tflite.read_tables import is_inside, recorded_functions, write_function
 
@@ -64,7 +64,10 @@ def read_tflite(path: Path) -> onnx.ModelProto:
     for tensor in contents.tensors:
         if tensor.kind not in NUMPY:
             raise refused(where, f"has the tensor {tensor.name[:60]!r} of the type {tensor.kind}", ", ".join(NUMPY))
-    intake = TfliteIntake(contents)
+    try:
+        intake = TfliteIntake(contents)
+    except UnreadOperator as error:
+        raise refused(where, f"has an input that cannot be read: {error.reason}") from error
     functions = recorded_functions(contents)
     for operator in contents.operators:
         try:
@@ -82,6 +85,9 @@ def read_tflite(path: Path) -> onnx.ModelProto:
             raise _at(operator.op, named, reason[:300], where) from error
     model = intake.model()
     placed = {name: [n, list(o)] for n, held in intake.integers.items() for o, name in held.items()}
+    for name, number in contents.outputs.items():  # of two names of one tensor, the second
+        if contents.tensors[number].quantized:
+            placed.setdefault(name, [number, list(plain(len(contents.tensors[number].shape)))])
     file_places = {"tensors": placed, "inputs": dict(contents.inputs), "outputs": dict(contents.outputs)}
     model.metadata_props.add(key=METADATA, value=json.dumps(file_places))
     return model

@@ -163,7 +163,7 @@ def cut(intake: TfliteIntake, operator: FileOperator) -> None:
 
 
 def _whole(tensor: FileTensor, axis: int, size: int) -> bool:
-    return tensor.shape[axis] == size  # of a free axis too: the file takes all samples
+    return tensor.shape[axis] == size and axis not in tensor.free
 
 
 def strided(intake: TfliteIntake, operator: FileOperator) -> None:
@@ -178,12 +178,13 @@ def strided(intake: TfliteIntake, operator: FileOperator) -> None:
     cuts, shrunk = [], []
     for axis, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
         if masks["shrinkAxisMask"] >> axis & 1:
+            begin = 0 if masks["beginMask"] >> axis & 1 else begin
             shrunk.append(axis)
             cuts.append((axis, begin, begin + 1 if begin != -1 else LARGEST, 1))
             continue
         first = (0 if step > 0 else LARGEST) if masks["beginMask"] >> axis & 1 else begin
         last = (LARGEST if step > 0 else -LARGEST) if masks["endMask"] >> axis & 1 else end
-        if (first, step) != (0, 1) or (last != LARGEST and last != intake.tensor(data).shape[axis]):
+        if (first, step) != (0, 1) or (last != LARGEST and not _whole(intake.tensor(data), axis, last)):
             cuts.append((axis, first, last, step))
     order = intake.common_order([data], intake.rank(data))
     if not shrunk:
@@ -262,6 +263,8 @@ def resize(intake: TfliteIntake, operator: FileOperator) -> None:
     if len(shape) != MAP_AXES or len(size) != 2 or min(size) < 1:
         raise UnreadOperator(f"it gives {list(shape)} the size {size}; legal are maps and two sizes")
     corners, centres = (bool(operator.option(n, default=False)) for n in ("alignCorners", "halfPixelCenters"))
+    if corners and centres:
+        raise UnreadOperator("it aligns corners and has half-pixel centres; legal is one of the two")
     places = "align_corners" if corners else "half_pixel" if centres else "asymmetric"
     attributes: dict[str, Any] = {"mode": "linear", "coordinate_transformation_mode": places}
     if operator.op == "RESIZE_NEAREST_NEIGHBOR":
