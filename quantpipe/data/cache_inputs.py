@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,15 @@ from numpy.typing import NDArray
 
 from quantpipe.types import TensorInfo
 
-PREFIX = "past"
+NAMES = re.compile(r"past.*[._](key|value|k|v)([._]\d+)?")
+"""Names of caches as exporters of decoders write them; `past_values` of a time series is none."""
 EMPTY = "(empty cache)"
 """The field of an input that is fed with the cache of no tokens."""
 
 
 def is_cache(port: TensorInfo) -> bool:
     """Return whether an input takes a cache that grows: by its name and a free axis next to the samples' axis."""
-    return port.name.startswith(PREFIX) and port.shape[:1] == (None,) and None in port.shape[1:]
+    return NAMES.fullmatch(port.name) is not None and port.shape[:1] == (None,) and None in port.shape[1:]
 
 
 def empty_cache(port: TensorInfo, samples: int) -> NDArray[Any]:

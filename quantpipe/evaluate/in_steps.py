@@ -39,8 +39,11 @@ def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> 
     steps = list(islice(carried.first_sequence(session.run), most))
     if len(steps) < 2 or not _grows(steps, carried.state):
         return None
+    feeds = _joined_feeds(steps, carried.state)
+    if feeds is None:
+        return None
     try:
-        whole = session.run(_joined_feeds(steps, carried.state))
+        whole = session.run(feeds)
     except ModelError as error:  # its axis of tokens is fixed
         log.info("steps are not compared with one run over the same tokens: %s", error)
         return None
@@ -71,22 +74,44 @@ def _grows(steps: Sequence[SampleStep], state: Mapping[str, str]) -> bool:
     return any(np.size(first.outputs[output]) > np.size(first.feeds[name]) for output, name in state.items())
 
 
-def _joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, Array]:
+def _joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, Array] | None:
     """Return the inputs of one run over all steps: their rows one after the other, and the first cache.
 
-    An input that is longer in every step, as a mask over the whole cache is, and one without rows, is the last step's.
+    Of a mask over the whole cache it is the last step's, and of what belongs to the whole sequence the first step's.
+    None where an input is neither.
     """
-    carried = set(state.values())
+    carried, sizes = set(state.values()), [_sizes(step, state) for step in steps]
     found = {}
     for name, first in steps[0].feeds.items():
         arrays = [step.feeds[name] for step in steps]
-        if name in carried:
+        rows = [array.shape[1] if array.ndim > 1 else 0 for array in arrays]
+        if name in carried or _are_of_the_sequence(arrays):
             found[name] = first
-        elif first.ndim < 2 or arrays[1].shape != first.shape:
+        elif rows == [new for _, new in sizes]:
+            found[name] = np.concatenate(arrays, axis=1)
+        elif first.ndim < 2 or rows == [before + new for before, new in sizes]:
             found[name] = arrays[-1]
         else:
-            found[name] = np.concatenate(arrays, axis=1)
+            return None
     return found
+
+
+def _sizes(step: SampleStep, state: Mapping[str, str]) -> tuple[int, int]:
+    """Return how many tokens a step finds in its cache, and how many it adds."""
+    for output, name in state.items():
+        before, after = np.shape(step.feeds[name]), np.shape(step.outputs[output])
+        if len(before) == len(after):
+            for old, new in zip(before, after, strict=True):
+                if new > old:
+                    return old, new - old
+    return 0, 0
+
+
+def _are_of_the_sequence(arrays: Sequence[Array]) -> bool:
+    """Return whether an input has the same float maps in each step."""
+    first = arrays[0]
+    real = first.ndim > 2 and np.issubdtype(first.dtype, np.floating)
+    return real and all(np.array_equal(first, other) for other in arrays[1:])
 
 
 def _difference(name: str, arrays: Sequence[Array], whole: Array) -> StepsRow | None:

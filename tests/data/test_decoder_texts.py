@@ -82,7 +82,9 @@ def test_states_go_from_piece_to_piece(tmp_path: Path) -> None:
 
 def test_only_inputs_of_that_name_and_form_are_caches() -> None:
     assert is_cache(CACHE) and empty_cache(CACHE, 3).shape == (3, 2, 0, 4)
+    assert is_cache(TensorInfo("past_key_3", (None, 2, None, 4), "float32"))
     assert not is_cache(TensorInfo("past_h", (None, 8), "float32"))
+    assert not is_cache(TensorInfo("past_values", (None, None, 3), "float32")), "a time series"
     assert not is_cache(TensorInfo("key", (None, 2, None, 4), "float32"))
     assert not is_cache(TensorInfo("past_0", (2, None, 2, None, 4), "float32"))
 
@@ -96,3 +98,12 @@ def test_a_wrong_length_of_pieces_is_refused(cut: Any, tmp_path: Path) -> None:
 def test_pieces_and_a_greatest_length_exclude_each_other() -> None:
     with pytest.raises(QuantpipeError, match=r"dataset\.cut.*dataset\.max_length"):
         Lengths(4, None, TextPieces(3))
+
+
+def test_arrays_without_an_axis_of_tokens_stay_whole() -> None:
+    pieces = TextPieces(4)
+    arrays = {"input_ids": np.arange(10), "use_cache_branch": np.asarray([True]), "encoded": np.ones((7, 16))}
+    assert pieces.begins(arrays) == [0, 4, 8]
+    last = pieces.piece(arrays, 8)
+    assert last["input_ids"].tolist() == [8, 9]
+    assert last["use_cache_branch"].shape == (1,) and last["encoded"].shape == (7, 16)

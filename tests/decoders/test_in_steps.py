@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.data import NpzDataset
-from quantpipe.data.recurrent_state import StatefulSamples, carry
+from quantpipe.data.recurrent_state import SampleStep, StatefulSamples, carry
 from quantpipe.data.subset import First
-from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
+from quantpipe.evaluate.in_steps import _joined_feeds, steps_and_prefill, steps_warning
 from quantpipe.graph.execute import Session
 from quantpipe.types import StepsPart, TensorInfo
 
@@ -134,3 +134,24 @@ def test_a_state_that_does_not_grow_is_no_cache(tmp_path: Any) -> None:
     data = NpzDataset(path=str(tmp_path / "d.npz"), state={"g": "h"}, state_reset=5, duplicates="allow")
     splits = carry(data.splits(inputs, None, 0), inputs, session.run)
     assert steps_and_prefill(session, splits.evaluate) is None
+
+
+def test_inputs_of_one_run_differ_by_their_sizes() -> None:
+    """Pieces of four tokens and two: ids are joined, a mask is the last one, an encoder's result is taken once."""
+    encoded = np.ones((1, 3, 2), np.float32)
+
+    def step(before: int, new: int, **more: Any) -> SampleStep:
+        feeds = {
+            "ids": np.arange(before, before + new)[None],
+            "mask": np.ones((1, before + new), np.int64),
+            "encoded": encoded,
+            "past.key": np.zeros((1, before, WIDTH)),
+        }
+        return SampleStep({**feeds, **more}, {"present.key": np.zeros((1, before + new, WIDTH))})
+
+    steps, state = [step(0, 4), step(4, 2)], {"present.key": "past.key"}
+    feeds = _joined_feeds(steps, state)
+    assert feeds is not None
+    assert feeds["ids"].tolist() == [[0, 1, 2, 3, 4, 5]] and feeds["mask"].shape == (1, 6)
+    assert feeds["encoded"] is encoded and feeds["past.key"].shape == (1, 0, WIDTH)
+    assert _joined_feeds([step(0, 4, other=np.ones((1, 7))), step(4, 2, other=np.ones((1, 9)))], state) is None

@@ -96,8 +96,6 @@ ROWS = np.tile(np.arange(S), (B, 1)) + np.arange(B)[:, None]
 SEEN = np.random.default_rng(1).random((B, 1, S, S + 3)) < 0.7
 SEEN[..., 0] = True
 
-INFINITE = np.tile(np.float32([0, 0, 0, -np.inf, 0, 0, 0, 1]), (S, 1))
-
 
 def new(feeds: dict[int, Array], outputs: int = 3, held: dict[int, Array] | None = None, **attributes: Any) -> Case:
     """Return a case of ONNX's Attention with grouped heads in opset 24."""

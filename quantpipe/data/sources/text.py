@@ -27,6 +27,7 @@ from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 
 KEY = "dataset.tokenizer"
+IDS = "input_ids"
 POSITIONS, MASK = "position_ids", "attention_mask"
 """The names of inputs whose values depend on where a piece of a text begins."""
 
@@ -47,8 +48,7 @@ class TextPieces:
 
     def begins(self, arrays: Mapping[str, NDArray[Any]]) -> list[int]:
         """Return where the pieces of a text begin."""
-        length = max((array.shape[-1] for array in arrays.values() if array.ndim), default=0)
-        return [0] if self.tokens is None else list(range(0, max(length, 1), self.tokens))
+        return [0] if self.tokens is None else list(range(0, max(_tokens(arrays), 1), self.tokens))
 
     def piece(self, arrays: Mapping[str, NDArray[Any]], begin: int) -> dict[str, NDArray[Any]]:
         """Return the arrays of the piece that begins at a token.
@@ -57,13 +57,23 @@ class TextPieces:
         """
         if self.tokens is None:
             return dict(arrays)
-        end, found = begin + self.tokens, {}
+        end, found, length = begin + self.tokens, {}, _tokens(arrays)
         for name, array in arrays.items():
+            if not array.ndim or array.shape[-1] != length:
+                found[name] = array  # of the whole text
+                continue
             first = 0 if self.carried and name == MASK else begin
-            part = array[..., first:end] if array.ndim else array
-            begins_again = name == POSITIONS and array.ndim and not self.carried
+            part = array[..., first:end]
+            begins_again = name == POSITIONS and not self.carried
             found[name] = part - part[..., :1] + array[..., :1] if begins_again else part
         return found
+
+
+def _tokens(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return how many tokens a text has: by its ids, or else by the longest last axis."""
+    if IDS in arrays and arrays[IDS].ndim:
+        return int(arrays[IDS].shape[-1])
+    return max((array.shape[-1] for array in arrays.values() if array.ndim), default=0)
 
 
 @dataclass(frozen=True)

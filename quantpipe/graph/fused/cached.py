@@ -152,8 +152,8 @@ def _seen(
         own = places_of(body, of.query, first, each=lengths is not None)
         how.blocked += outside(body, window, keys, own)
     if lengths is not None:
-        beyond = body("Less", keys, body.unsqueeze(lengths, 1))
-        how.blocked.append(body("Not", body.unsqueeze(beyond, 1, 2)))
+        within = body("Less", keys, body.unsqueeze(lengths, 1))
+        how.blocked.append(body("Not", body.unsqueeze(within, 1, 2)))
     return True
 
 

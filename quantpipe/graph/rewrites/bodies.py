@@ -24,14 +24,14 @@ MOST_STEPS, MOST_NODES = 128, 5000
 SAFE = frozenset({
     *("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean", "Where"),
     *("Relu", "LeakyRelu", "PRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Selu", "Celu"),
-    *("ThresholdedRelu", "Softplus", "Softsign", "Mish", "Gelu", "Swish", "Erf", "Exp", "Log", "Sqrt", "Reciprocal"),
-    *("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Sin", "Cos", "Softmax", "LogSoftmax", "LpNormalization"),
+    *("ThresholdedRelu", "Softplus", "Softsign", "Mish", "Gelu", "Swish", "Erf"),
+    *("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Sin", "Cos", "Softmax", "LogSoftmax"),
     *("BatchNormalization", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "LRN"),
     *("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "Flatten", "Transpose", "Identity"),
     *("DepthToSpace", "SpaceToDepth", "Concat", "Not", "And", "Or", "Constant"),
     *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
 })  # fmt: skip
-"""Ops of a branch that compute on any values, also on values for which the model does not take the branch."""
+"""Ops of a branch that give finite numbers for any values, also where the model does not take the branch."""
 
 SAFE_IF_KNOWN = frozenset({
     *("Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Pad", "Expand", "Tile", "Split", "Resize"),
