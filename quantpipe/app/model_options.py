@@ -6,20 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, word_of
 from quantpipe.graph.custom_ops import KEY, use_custom_ops
 from quantpipe.types import Keep, RandomOps
 
 
 def read_keep(given: Mapping[str, Any]) -> Keep:
     """Return what of a quantized model is kept."""
-    value = given.get("keep", Keep.ALL)
-    legal = [keep.value for keep in Keep]
-    if value not in legal:
-        raise ConfigError(
-            f"is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}", where="import.keep"
-        )
-    return Keep(value)
+    return word_of(Keep, given.get("keep", Keep.ALL), "import.keep")
 
 
 def read_fixed(value: Any) -> Mapping[str, Any]:
@@ -31,12 +25,7 @@ def read_fixed(value: Any) -> Mapping[str, Any]:
 
 def read_random(value: Any) -> RandomOps | None:
     """Return what replaces ops that draw random numbers."""
-    legal = [how.value for how in RandomOps]
-    if value is not None and value not in legal:
-        raise ConfigError(
-            f"is {value!r}{nearest(str(value), legal)}; legal are null, {', '.join(legal)}", where="model.random"
-        )
-    return None if value is None else RandomOps(value)
+    return None if value is None else word_of(RandomOps, value, "model.random", also="null, ")
 
 
 def install_custom_ops(value: Any, launch: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import word_of
 from quantpipe.graph.rewrites.bodies import IF, LOOP, SCAN
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import NO_BODIES, BodyForms, HardwareSpec
@@ -29,11 +29,7 @@ def read_bodies(value: object) -> Bodies:
 
     Raises ConfigError for an unknown word.
     """
-    legal = [str(word) for word in Bodies]
-    if str(value) not in legal:
-        near = nearest(str(value), legal)
-        raise ConfigError(f"is {value!r}{near}; legal are {', '.join(legal)}", where="model.bodies")
-    return Bodies(str(value))
+    return word_of(Bodies, value, "model.bodies")
 
 
 def body_forms(spec: HardwareSpec, asked: Bodies) -> BodyForms:

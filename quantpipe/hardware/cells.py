@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, word_of
 from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
 from quantpipe.types import NO_CELLS, CellForms, HardwareSpec
 
@@ -28,11 +28,7 @@ def read_recurrent(value: object) -> Recurrent:
 
     Raises ConfigError for an unknown word.
     """
-    legal = [str(word) for word in Recurrent]
-    if str(value) not in legal:
-        near = nearest(str(value), legal)
-        raise ConfigError(f"is {value!r}{near}; legal are {', '.join(legal)}", where="model.recurrent")
-    return Recurrent(str(value))
+    return word_of(Recurrent, value, "model.recurrent")
 
 
 def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> CellForms:
