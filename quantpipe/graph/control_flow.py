@@ -6,7 +6,7 @@ the number of samples. So a branch that the model does not take computes, too, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
@@ -45,9 +45,10 @@ def _written_out(model: ir.Model, name: str) -> ir.Model | None:
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     node = next(n for n in copy.graph if n.name == name)
+    before = {n.name for n in copy.graph}
     if not is_op(node, IF):
         unroll(copy.graph, node, axes)
-    elif not (pairs := select_branches(copy.graph, node)) or not _fit(copy, name, pairs):
+    elif not (pairs := select_branches(copy.graph, node)) or not _fit(copy, before, pairs):
         return None
     if node.graph is copy.graph:
         return None
@@ -55,10 +56,10 @@ def _written_out(model: ir.Model, name: str) -> ir.Model | None:
     return copy
 
 
-def _fit(model: ir.Model, name: str, pairs: list[tuple[ir.Value, ir.Value]]) -> bool:
-    """Whether both branches compute whatever the sample is, and give results of equal shapes."""
+def _fit(model: ir.Model, before: Collection[str | None], pairs: list[tuple[ir.Value, ir.Value]]) -> bool:
+    """Whether both branches (the nodes that were not there before) always compute, with results of equal shapes."""
     axes = axes_of(model)
-    made = [v.name or "" for n in model.graph if (n.name or "").startswith(f"{name}/") for v in n.outputs]
+    made = [v.name or "" for n in model.graph if n.name not in before for v in n.outputs]
     if not all(t in axes and _is_known(axes[t]) for t in made):
         return False
     return all(_shape(axes, a) is not None and _shape(axes, a) == _shape(axes, b) for a, b in pairs)

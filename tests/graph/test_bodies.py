@@ -354,3 +354,11 @@ def test_bodies_without_products_stay_by_default() -> None:
     spec = hardware("ort_cpu")
     assert LOOP in ops(cleaned(proto, {"x": rows(4, 5)}, body_forms(spec, Bodies.AUTO)))
     assert LOOP not in ops(cleaned(proto, {"x": rows(4, 5)}, body_forms(spec, Bodies.INLINE)))
+
+
+def test_a_node_whose_name_begins_like_that_of_an_if_is_no_branch() -> None:
+    proto = branches()
+    next(node for node in proto.graph.node if node.op_type == IF).name = "/model"
+    proto.graph.node.append(onnx.helper.make_node("NonZero", ["z"], ["places"], name="/model/places"))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [4, None]))
+    assert IF not in ops(cleaned(proto, {"x": images()[:4]}))
