@@ -16,6 +16,7 @@ from quantpipe.graph.tflite import litert
 from quantpipe.graph.tflite.read_tables import METADATA
 from quantpipe.hardware.legality import reachable
 from quantpipe.realize.tflite.container import Container, TensorQuantization
+from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import Accumulate, ImportedPart
 from tests.graph.tflite_rows import small_net
@@ -181,3 +182,16 @@ def test_a_file_records_the_functions_of_its_tables() -> None:
     told = json.loads(model.Buffers(entries[METADATA.encode()]).DataAsNumpy().tobytes())
     (function,) = told["functions"].values()
     assert function["op"] == "HardSigmoid" and function["bounds"] == [None, None]
+
+
+def test_an_index_beyond_a_table_is_said(tmp_path: Path) -> None:
+    file = Container()
+    x = file.tensor("x", (1,), "int32")
+    table = file.constant("t", np.ones((3, 2), np.float32), "float32")
+    y = file.tensor("y", (1, 2), "float32")
+    file.operator("GATHER", [table, x], [y], 1, kind="GatherOptions")
+    content = file.build({"x": x}, {"y": y}, "", {})
+    places = {side: {name: {"index": n, "axes": []}} for side, name, n in (("inputs", "x", x), ("outputs", "y", y))}
+    runner = TfliteRunner(TfliteModel(content, "m.tflite", {**places, "tensors": {}}), LiteRTKernels.REFERENCE)
+    with pytest.raises(HardwareError, match=r"LiteRT cannot run m\.tflite"):
+        runner.outputs({"x": np.asarray([7], np.int32)})

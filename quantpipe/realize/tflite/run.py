@@ -116,18 +116,26 @@ class TfliteRunner:
             parts = [self.run({name: value[n : n + 1] for name, value in inputs.items()}) for n in range(count)]
             return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         self._feed(self._interpreter, self._off_ties(inputs), remember=True)
-        self._interpreter.invoke()
+        self._invoke(self._interpreter)
         found = {}
         for name, port in self.model.tensors.items():
             value = self._interpreter.get_tensor(port["index"])
             found[name] = np.transpose(value, np.argsort(port["axes"])) if len(port["axes"]) else value
         return found
 
+    def _invoke(self, interpreter: Any) -> None:
+        """Run the file once. Raises HardwareError where LiteRT cannot, as with an index beyond a table."""
+        try:
+            interpreter.invoke()
+        except RuntimeError as error:
+            said = f"LiteRT cannot run {self.model.where}: {brief(error)}"
+            raise HardwareError(said, stage="evaluate") from error
+
     def outputs(self, inputs: Feeds) -> dict[str, Array]:
         """Return the outputs of the file as it is, in ONNX's order of axes, for the model's real inputs."""
         interpreter = self._as_it_is()
         self._feed(interpreter, inputs)
-        interpreter.invoke()
+        self._invoke(interpreter)
         found = {}
         for name, port in self.model.outputs.items():
             value = interpreter.get_tensor(port["index"])
@@ -141,7 +149,7 @@ class TfliteRunner:
             return None
         interpreter = self._as_it_is()
         self._feed(interpreter, one)
-        interpreter.invoke()
+        self._invoke(interpreter)
         times: list[float] = []
         while len(times) < LATENCY_RUNS and sum(times) < LATENCY_SECONDS:
             start = time.perf_counter()
