@@ -36,12 +36,13 @@ PADDED = "(padded)"
 
 DIFFERING = {
     # the file divides an average in integers, which the device's description has no arithmetic for
-    **{("average_pool_pads_not_counted", device): 3000 for device in DEVICES},
-    ("average_pool_ceil", "tflite_16x8"): 200,
+    ("average_pool_pads_not_counted", "tflite_int8"): 2944,
+    ("average_pool_pads_not_counted", "tflite_16x8"): 2480,
+    ("average_pool_ceil", "tflite_16x8"): 122,
     # the op between is in float, and its result lies next to a tie of 16 bits
     **{(f"function_{op}", "tflite_16x8"): 2 for op in ("sin", "cos", "log", "sqrt")},
 }
-"""Elements that may differ."""
+"""Elements that may differ, those that follow from them included."""
 
 
 def read_again(path: Path, device: str) -> Line:
