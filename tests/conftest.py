@@ -3,7 +3,7 @@
 The default tier takes less than four minutes on two cores. `@pytest.mark.sliced(n)` marks a full product of parameters:
 the default tier runs one in n of it, chosen so that every value of each parameter is among them where n is the number
 of values of another one; the rest is the tier `grid`. Runs of the program (tests/e2e, and whatever takes the fixture
-`program`) are the tier `program`, but for those marked `smoke`.
+`program`) are the tier `program`, but for those marked `smoke`; so are other tests that take some seconds each.
 
 Hypothesis draws new examples each time on a developer's machine, few of them; with `CI=true` it draws the same ones
 each time, more of them, so that a failure there is a change's, and comes again at home with `CI=true`.

@@ -27,7 +27,7 @@ def shuffled(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProt
     return copy
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "hago_sample"])
 @pytest.mark.parametrize("case", ["concat_three", "concat_twice", "residual_projection", "two_inputs", "split_three",
                                   "attention", "tied_weights", "intermediate_output"])  # fmt: skip

@@ -28,6 +28,7 @@ def selecting(op: str, device: str, *, shared: bool, leaves: bool = False) -> Li
     return line(net, device)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("device", ["ort_cpu", "tflite_int8", "qnn_htp", "vta"])
 @pytest.mark.parametrize("op", ["Max", "Min", "Where"])
 def test_another_reader_gets_the_whole_range(op: str, device: str) -> None:

@@ -77,6 +77,7 @@ CASES: dict[str, tuple[type[QuantpipeError], str, tuple[Any, ...], dict[str, Any
 }  # fmt: skip
 
 
+@pytest.mark.program
 def test_every_mistake_is_one_paragraph(tmp_path: Path) -> None:
     for name, (kind, said, arguments, options) in CASES.items():
         with pytest.raises(QuantpipeError) as caught:
@@ -108,6 +109,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         quantpipe.quantize(NET, DATA, folder=tmp_path / "file" / "run")
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("axis", [None, 1])
 def test_a_model_that_runs_with_one_sample_only_is_run_so(axis: int | None, tmp_path: Path) -> None:
     """Its own shape is that of one sample, as of a net whose state was exported for one."""

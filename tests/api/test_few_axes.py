@@ -27,7 +27,7 @@ def rating(batch: int | None) -> onnx.ModelProto:
     return net.proto()
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(32)
 @pytest.mark.parametrize("batch", [None, 1])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_number_per_sample_goes_through_every_stage(device: str, batch: int | None, tmp_path: Path) -> None:

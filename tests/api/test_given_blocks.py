@@ -42,6 +42,7 @@ def run(path: Path, depth: int, hardware: Any = "ort_matmul_nbits") -> Any:
     return quantpipe.quantize(path, samples, hardware, dataset=DATASET, recover="none").report
 
 
+@pytest.mark.sliced(15)
 @pytest.mark.parametrize("zeros", [True, False])
 @pytest.mark.parametrize(
     ("depth", "block", "bits"),

@@ -66,7 +66,7 @@ def run(name: str, hardware: str = "ort_cpu", **given: Any) -> quantpipe.Result:
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("name", list(FORMS))
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(24)
 def test_the_integers_are_those_of_the_imported_model(name: str, form: str) -> None:
     """Where nothing has to change: every weight, and every tensor as onnxruntime runs the file, in any form."""
     found = run(name, realize=form)
@@ -140,6 +140,7 @@ def test_ranges_of_each_sample_are_calibrated() -> None:
     assert part["dynamic"] == 3 and found.report["calibrate"]["samples"]
 
 
+@pytest.mark.program
 def test_what_is_given_of_weights_only_leaves_the_choice_of_bits_for_tensors() -> None:
     found = run("qdq", keep="weights", annotate={"choices": ["bits"]})
     space = {row["key"]: row for row in found.report["choices"]}

@@ -53,6 +53,7 @@ def test_every_public_name_is_explained() -> None:
     assert (Path(quantpipe.__file__).parent / "py.typed").is_file()
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("name", ["pipeline", *(pytest.param(n, marks=pytest.mark.grid) for n in ("look", "device"))])
 def test_examples_in_docstrings(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"quantpipe.api.{name}"))

@@ -25,6 +25,7 @@ def reader() -> onnx.ModelProto:
     return net.proto()
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.filterwarnings("ignore::quantpipe.QuantpipeWarning")
 @pytest.mark.parametrize("metric", ["auto", "kl", "mse"])
 def test_samples_of_another_length_are_lost_and_told(metric: str, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_shapes_of_free_inputs() -> None:
         quantpipe.check(net.proto(), shapes={"y": [1, 3, 9, 9]})
 
 
+@pytest.mark.program
 def test_lint_of_what_quantize_wrote() -> None:
     result = quantpipe.quantize(small_net(), images(), evaluate=QUICK)
     same, other = quantpipe.lint(result.model), quantpipe.lint(result.model_path, "vta")
@@ -54,6 +55,7 @@ def test_a_hydra_program_keeps_what_is_its_own(tmp_path: Path) -> None:
         assert compose("mine").depth == 3
 
 
+@pytest.mark.program
 def test_every_form_of_hardware(tmp_path: Path) -> None:
     content = yaml.safe_load((CONF / "hardware" / "vta.yaml").read_text())
     path = tmp_path / "mine.yaml"

@@ -40,6 +40,7 @@ def grown(count: int, warm: int, tmp_path: Path) -> tuple[int, int]:
     return after - memory, open_now - files
 
 
+@pytest.mark.program
 def test_a_few_calls_leave_no_file_open(tmp_path: Path) -> None:
     assert grown(3, 3, tmp_path)[1] == 0
 

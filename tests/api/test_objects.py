@@ -53,6 +53,7 @@ def ranges(threshold: Any, folder: Path | None = None) -> dict[str, Range]:
         return dict(pipeline.search().strategy.ranges)
 
 
+@pytest.mark.program
 def test_an_estimator_may_be_an_object() -> None:
     whole, half = ranges("max_range"), ranges(Share())
     assert whole == ranges(Share(1.0)) == ranges(MaxRange())
@@ -82,6 +83,7 @@ def test_what_is_no_estimator_is_refused(given: Any, said: str) -> None:
         ranges(given)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("device", ["ort_cpu", "vta"])
 def test_the_simulated_model_runs_with_the_integers_of_the_realized_one(device: str) -> None:
     model = quantpipe.example_model()

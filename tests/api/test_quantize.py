@@ -193,6 +193,7 @@ class Recorder:
         return [e.note for e in self.events if e.stage == stage and not e.total]
 
 
+@pytest.mark.program
 def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from_it(tmp_path: Path) -> None:
     given: dict[str, Any] = {"search": SEARCH, "annotate": BITS, "evaluate": QUICK}
     whole = quantpipe.quantize(small_net(), images(), "vta", **given)
@@ -214,6 +215,7 @@ def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from
         quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path, **given)
 
 
+@pytest.mark.program
 def test_samples_in_memory_are_in_no_file_and_change_what_is_made_from_them(tmp_path: Path) -> None:
     """By digest alone: written out, a hundred photographs are a gigabyte of JSON that takes minutes."""
     samples = images(64)

@@ -50,6 +50,7 @@ def test_nothing_changes_where_the_objective_is_met() -> None:
     assert result.report["recover"] == [] and result.report["recovery"] is None
 
 
+@pytest.mark.program
 def test_recovery_follows_a_search_that_met_its_objective() -> None:
     """A search takes longer than recovery does, and recovery gains more."""
     met: dict[str, Any] = {"objective": {"tolerance": losses()[0] * 1.01}, "search": "greedy"}

@@ -35,7 +35,7 @@ def searched(search: Any, device: str, folder: Path | None = None, **options: An
         return dict(pipeline.search().report)
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize("device", ["vta", "ort_cpu"])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_planted_range_is_found_by_every_search(search: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +65,7 @@ def test_an_interrupted_search_ends_alike(tmp_path: Path) -> None:
     assert found["contributions"] == whole["contributions"]
 
 
+@pytest.mark.program
 def test_bits_alone_can_still_be_asked_for() -> None:
     report = searched("greedy", "vta", annotate={"choices": ["bits"]})
     assert "contributions" not in report or all(r["choice"].startswith("bits:") for r in report["contributions"])
@@ -88,6 +89,7 @@ def test_ranges_that_gain_by_chance_alone_are_undone(monkeypatch: pytest.MonkeyP
     assert unchecked["best_value"] == report["trace"][-1][1] and unchecked["confirmation"]["kept"]
 
 
+@pytest.mark.program
 def test_ranges_that_gain_are_kept() -> None:
     check = searched("greedy", "vta")["confirmation"]
     assert check["kept"] and check["deviations"] > confirm.LEAST and check["samples"] == 128
@@ -131,6 +133,7 @@ def test_a_choice_that_the_device_has_not_is_refused(options: dict[str, Any], sa
         searched("greedy", "vta", **options)
 
 
+@pytest.mark.program
 @pytest.mark.sliced(4)
 @pytest.mark.parametrize("most", [1, 2, 30, 92])
 def test_a_search_stopped_anywhere_ends_alike(most: int, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from quantpipe.errors import ConfigError
 from tests.api.nets import QUICK
 
 
+@pytest.mark.program
 def test_a_stored_strategy_gives_the_same_model(tmp_path: Path) -> None:
     given = {"evaluate": QUICK, "recover": "none", "precision": "none", "executor": "serial"}
     model, samples = quantpipe.example_model(), DigitsDataset()

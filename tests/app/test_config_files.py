@@ -34,6 +34,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("libyaml", [True, False])
 def test_every_fault_is_named_with_its_place(libyaml: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml, "__with_libyaml__", libyaml and yaml.__with_libyaml__)

@@ -62,6 +62,7 @@ def test_streams_records_lines_and_errors() -> None:
         assert clean(text) and "\\x1b" in text
 
 
+@pytest.mark.program
 def test_check_and_a_run_show_no_escape_of_a_model(tmp_path: Path) -> None:
     """Names of nodes, tensors, inputs and outputs of a model hold sequences for terminals."""
     model = onnx.load(ROOT / "quantpipe" / "assets" / "digits.onnx")

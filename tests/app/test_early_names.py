@@ -43,12 +43,14 @@ RIGHT = (
 )
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("arguments", list(WRONG))
 def test_a_mistyped_name_is_answered(arguments: tuple[str, ...]) -> None:
     found = wrong_name(arguments)
     assert found is not None and found.startswith(WRONG[arguments])
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("arguments", RIGHT)
 def test_right_and_doubtful_names_go_on(arguments: tuple[str, ...]) -> None:
     assert wrong_name(arguments) is None
@@ -84,6 +86,7 @@ UNUSED = (
 """What a run up to its first stage has no use for: libraries, and the commands that look and do not run."""
 
 
+@pytest.mark.program
 def test_a_run_imports_no_other_command(tmp_path: Path) -> None:
     arguments = ("tracking=none", "stages=[annotate]", f"hydra.run.dir={tmp_path / 'run'}")
     code, text, unused = started(*arguments, heavy=UNUSED)

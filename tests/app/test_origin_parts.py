@@ -34,7 +34,7 @@ def base() -> Settings:
     return settings_of(*BASE)
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

@@ -63,6 +63,7 @@ def test_configurations(caplog: pytest.LogCaptureFixture) -> None:
     assert config_as_now_named(found) == found
 
 
+@pytest.mark.program
 def test_old_and_new_names_give_the_same_run() -> None:
     old = {"option": "default", "steps": ["rounding", "propagation"], "growth": 3, "enough": 0.0, "rounding": "hessian"}
     now = {"option": "default", "steps": ["gptq", "gptq_compensated"], "shrinkage_factor": 3, "kl_target": 0.0}

@@ -34,6 +34,7 @@ def test_all_that_a_rule_may_say() -> None:
     assert fourth.estimator == MSE() and fourth.side is Side.MADE
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize(
     ("rules", "said"),
     [

@@ -34,6 +34,7 @@ def settings(words: str, folder: Path) -> list[Settings]:
     return settings_of(arguments, folder)
 
 
+@pytest.mark.program
 def test_every_command_and_every_remedy_is_legal(tmp_path: Path) -> None:
     assert len(COMMANDS) >= 8 and len(OVERRIDES) >= 25
     options = {f"{group}={name}" for group in GROUPS for name in option_names(group)}

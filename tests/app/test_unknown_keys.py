@@ -39,6 +39,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.program
 def test_unknown_keys_of_every_group() -> None:
     for override, said in UNKNOWN.items():
         with pytest.raises(ConfigError) as error:
@@ -46,7 +47,7 @@ def test_unknown_keys_of_every_group() -> None:
         assert str(error.value).startswith(said), (override, str(error.value))
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("option", ["npz", "image_folder", "table", "wav_folder", "text", "callable"])
 def test_unknown_keys_in_parts_of_every_data_set(option: str) -> None:
     for part in ("split", "samples"):
@@ -85,6 +86,7 @@ def test_keys_without_effect_are_refused(overrides: list[str], key: str) -> None
         settings_of(*overrides)
 
 
+@pytest.mark.program
 def test_the_same_keys_where_they_mean_something() -> None:
     assert settings_of("command=replay", "strategy=x.json", "replay.force=true").replay.force
     assert settings_of("objective.form=pareto", "pick=best").pick == "best"

@@ -148,7 +148,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hydra_instantiates_nothing_from_elsewhere(tmp_path: Path, case: str) -> None:
     """Neither from a file, whose header leads out of its group, nor where the command line names it."""
@@ -208,6 +208,7 @@ def test_defaults_lead_nowhere_else(name: str, content: str, said: str, tmp_path
         FileConfigSource("own", f"file://{tmp_path}").load_config(f"{name}/own")
 
 
+@pytest.mark.program
 def test_shipped_files_stay_in_their_sections() -> None:
     for name in ("conf", "experiments"):
         for path in sorted(folder_of(name).rglob("*.yaml")):

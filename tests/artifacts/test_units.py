@@ -65,6 +65,7 @@ def prepared(folder: Path, old: bool) -> Callable[[], None]:
     return lambda: write(folder, NEW)
 
 
+@pytest.mark.program
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("old", [True, False])
 def test_killed_at_every_call(tmp_path: Path, old: bool) -> None:
@@ -85,6 +86,7 @@ def test_killed_at_every_call(tmp_path: Path, old: bool) -> None:
     assert set(ends) == {"old", "new"} and ends == sorted(ends, reverse=True), "once new, always new"
 
 
+@pytest.mark.program
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("old", [True, False])
 def test_a_disk_that_is_full_after_any_number_of_bytes(tmp_path: Path, old: bool) -> None:

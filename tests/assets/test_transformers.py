@@ -100,6 +100,7 @@ def test_padding_does_not_reach_the_logits() -> None:
     np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.program
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", SIZES)
 def test_the_whole_line_on_ort_cpu_is_exact(name: str) -> None:

@@ -111,6 +111,7 @@ def test_a_symmetric_tensor_has_a_symmetric_histogram() -> None:
     np.testing.assert_array_equal(counts[HALF:], counts[:HALF][::-1])
 
 
+@pytest.mark.program
 @settings(deadline=None)
 @given(batches_of, batches_of)
 def test_merge_is_one_pass(first: list[NDArray[np.float32]], second: list[NDArray[np.float32]]) -> None:

@@ -29,6 +29,7 @@ def bordered() -> Net:
     return net
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("device", ["ort_cpu", "fbgemm", "tflite_int8"])
 def test_a_border_of_infinities_that_nothing_stores_ends_no_run(device: str, tmp_path: Path) -> None:
     model: onnx.ModelProto = bordered().proto()

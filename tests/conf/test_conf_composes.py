@@ -89,7 +89,7 @@ def test_the_defaults_list_names_every_option() -> None:
         assert option in re.findall(r"\w+", entry(lines, group)), f"{group}={option}"
 
 
-@pytest.mark.sliced(9)
+@pytest.mark.sliced(72)
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option(group: str, option: str) -> None:
     fitting = {
@@ -106,7 +106,7 @@ def test_every_option_begins_with_what_it_is(group: str, option: str) -> None:
     assert len(first) > 20
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(9)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if needs_zoo(name):

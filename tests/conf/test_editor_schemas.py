@@ -37,6 +37,7 @@ def test_every_shipped_hardware_file_is_taken(path: Path) -> None:
     assert faults("hardware", read(path)) == []
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_is_taken(path: Path) -> None:
     assert faults("config", read(path)) == []

@@ -127,6 +127,7 @@ def test_a_device_that_no_file_describes_is_unexplained() -> None:
     assert set(found.unexplained) == {p.recipe.name for p in probes(spec)}
 
 
+@pytest.mark.program
 def test_litert_is_what_its_file_says() -> None:
     """Its reference kernels, run on what the tflite form writes of the probes."""
     pytest.importorskip("ai_edge_litert")

@@ -156,6 +156,7 @@ def test_wrong_figures_are_rejected(layers: Any, said: str) -> None:
         load_hardware({**data, "cost": {**data.get("cost", {}), "layers": layers}})
 
 
+@pytest.mark.program
 def test_layers_are_measured_here_and_the_file_is_used(tmp_path: Path) -> None:
     quick: Any = {"evaluate": {"latency_runs": 1, "baseline": "none", "explain": "none"}}
     quantpipe.quantize(quantpipe.example_model(), DigitsDataset(), folder=tmp_path / "run", **quick)

@@ -41,6 +41,7 @@ def given(proto: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
     return {value.name: feeds[value.name] for value in proto.graph.input}
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("style", ["standard", "runtime"])
 def test_a_decoder_is_written_out_and_runs_at_every_length(style: str, tmp_path: Path) -> None:
     proto = getattr(nets, style)()

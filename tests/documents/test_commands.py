@@ -50,6 +50,7 @@ def about_configuration(command: Command) -> bool:
     return heads <= {*GROUPS, *KEYS, "experiments"}
 
 
+@pytest.mark.program
 @pytest.mark.sliced(4)
 @pytest.mark.parametrize("part", range(4))
 def test_every_command_line_composes(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +62,7 @@ def test_every_command_line_composes(part: int, tmp_path: Path, monkeypatch: pyt
     assert [why for line in list(ours.values())[part::4] if (why := refusal(line, tmp_path))] == []
 
 
+@pytest.mark.program
 def test_every_override_in_the_prose_composes() -> None:
     shown = {line.text: line for page in pages() for line in inline(page)[1] if about_configuration(line)}
     assert len(shown) >= 100

@@ -124,6 +124,7 @@ def test_a_phase_knows_what_a_sample_took() -> None:
     assert course.seconds_per_sample("simulated model") is None
 
 
+@pytest.mark.program
 def test_the_report_of_a_run_accounts_for_it() -> None:
     few = {"samples": {"calibrate": 16, "search": 16, "evaluate": 32}}
     result = quantpipe.quantize(

@@ -159,6 +159,7 @@ def test_a_session_with_the_same_kernels_is_not_run(tmp_path: Path, monkeypatch:
     )
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore::quantpipe.QuantpipeWarning")
 def test_what_is_left_out_is_listed_and_nothing_else_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time, and in batches of one sample: one sample is compared, few are measured alone, no change is."""

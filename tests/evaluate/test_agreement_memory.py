@@ -82,6 +82,7 @@ def simulated(made: Line) -> SimulatedModel:
     return SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=made.realize(plan, "qdq"))
 
 
+@pytest.mark.program
 def test_what_enters_after_an_island_counts_for_the_size_of_a_run() -> None:
     model = simulated(line_of("erf_island", "ort_cpu", "auto"))
     (entry,) = model.watched.entries

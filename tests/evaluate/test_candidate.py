@@ -124,7 +124,7 @@ def whole(r: CandidateRecipe, point: Point) -> Score:
     return Score(objective_value(r.metric, metrics), r.make().cost(point), tuple(metrics.items()))
 
 
-@pytest.mark.sliced(8)
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "hago_sample", "tvm_arm", "int4_weights"])
 @pytest.mark.parametrize("net", NETS)
 def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None:
@@ -197,7 +197,7 @@ def test_auto_simulates_where_the_integer_form_computes_otherwise(monkeypatch: p
     assert score == whole(r, r.space.start)
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("memory", [0, 40_000, 1 << 30])
 @pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
 def test_what_is_kept_changes_no_bit(memory: int, kind: EvaluatorKind) -> None:

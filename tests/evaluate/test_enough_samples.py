@@ -152,6 +152,7 @@ def test_noise_next_to_noise_and_few_samples_are_not_doubted() -> None:
     assert doubts(*features) == ()
 
 
+@pytest.mark.program
 def test_calibration_on_noise_is_the_first_thing_said(tmp_path: Any) -> None:
     ports = [TensorInfo("image", (None, 1, 8, 8), "float32")]
     splits = DigitsDataset().splits(ports, 10, 0)

@@ -135,6 +135,7 @@ def selecting(path: Path) -> Path:
     return path
 
 
+@pytest.mark.program
 def test_a_model_that_selects_boxes_is_judged_by_samples(tmp_path: Path) -> None:
     x = np.random.default_rng(3).standard_normal((80, 3, 16, 16)).astype("f")
     found = quantpipe.quantize(selecting(tmp_path / "m.onnx"), x, folder=tmp_path / "run", **QUICK).report

@@ -149,6 +149,7 @@ def test_extensions_that_cannot_be_installed(extension: Any, text: str) -> None:
     assert not extend.installed()
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("tied", [(), ("x",), ("g",), ("x", "g")])
 def test_inputs_that_an_op_ties_are_stored_as_its_result(tied: tuple[str, ...]) -> None:
     sites: list[extend.Site] = []

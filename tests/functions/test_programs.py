@@ -21,7 +21,7 @@ CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormal
         "Div": "divide"}  # fmt: skip
 
 
-@pytest.mark.sliced(8)
+@pytest.mark.sliced(32)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(("op", "kind"), PROGRAMS)
 def test_graphs_carry_out_the_program(op: str, kind: FunctionKind, base: str) -> None:

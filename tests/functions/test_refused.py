@@ -27,6 +27,7 @@ def test_a_row_whose_sum_leaves_int32_is_refused(count: int, refused: bool) -> N
         assert tflite_softmax(*arguments, count=count).high == 127
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize(("hardware", "most"), [("tflite_int8", 4095), ("cmsis_nn", 4095), ("tflite_16x8", 65538)])
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_rows_that_are_too_long_stay_in_float_by_themselves(hardware: str, most: int, beyond: int) -> None:

@@ -231,6 +231,7 @@ def run(proto: onnx.ModelProto, x: Array) -> dict[str, Array]:
 DEVICES = [("ort_cpu", "qdq"), ("ort_cpu", "integer"), ("qnn_htp", "integer"), ("npu_w8a16", "integer")]
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize(("device", "form"), DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_ops_of_bodies_run_in_integers(name: str, device: str, form: str) -> None:
@@ -289,6 +290,7 @@ def test_loops_of_unknown_length_stay(name: str) -> None:
     assert "(in them: " in str(made.topology.float_nodes[loop.name])
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize(("count", "stays"), [(0, True), (1, False), (128, False), (129, True)])
 def test_long_loops_and_loops_without_a_step_stay(count: int, stays: bool) -> None:
     graph = cleaned(steps(count), {"x": rows(4, 5)})

@@ -162,6 +162,7 @@ def small(tmp_path: Path, samples: Any, **options: Any) -> quantpipe.Result:
     return quantpipe.quantize(tmp_path / "m.onnx", samples, dataset=dataset, recover="none", **options)
 
 
+@pytest.mark.program
 def test_a_run_draws_numbers_by_its_seed_for_all_models(tmp_path: Path) -> None:
     result = small(tmp_path, X, random="input")
     assert result.report["agreement"]["differing"] == 0 and result.report["outputs"][0]["sqnr_db"] > 25
@@ -171,6 +172,7 @@ def test_a_run_draws_numbers_by_its_seed_for_all_models(tmp_path: Path) -> None:
     assert other.report["outputs"][0]["sqnr_db"] != result.report["outputs"][0]["sqnr_db"]
 
 
+@pytest.mark.program
 def test_data_of_the_name_of_the_input_are_used(tmp_path: Path) -> None:
     noise = np.zeros((256, 8, 6), np.float32)
     noise[:, :, 0] = 7

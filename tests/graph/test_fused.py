@@ -153,6 +153,7 @@ def written(case: Case) -> tuple[ir.Model, ir.Model]:
     return given, fused_written_out(given)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", CASES)
 def test_written_out_gives_the_numbers_of_the_fused_op(name: str) -> None:
     case = CASES[name]

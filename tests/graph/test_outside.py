@@ -243,6 +243,7 @@ def test_copies_share_their_weights(dense: tuple[Graph, Graph]) -> None:
 # --- arrays in files ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.program
 def test_arrays_in_files_know_their_place_and_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

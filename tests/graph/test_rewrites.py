@@ -66,7 +66,7 @@ def with_gelu() -> HardwareSpec:
     return hardware("ort_cpu", ops={**ops, "Gelu": [{"in": ["uint8"], "out": ["uint8"]}]})
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("order", [gelu_at_once, gelu_half_last, gelu_half_first, gelu_over_two])
 def test_a_written_out_gelu_is_one_op(order: Callable[[Net, str], str], opset: int) -> None:

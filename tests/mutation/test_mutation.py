@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from tests.mutation.campaign import combinations, row
+from tests.mutation.campaign import CONF, combinations, row
 from tests.mutation.mutants import mutants, tally
 from tests.ops.line import line
 from tests.ops.test_every_op import graph_of
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(18)
 @pytest.mark.parametrize(
     ("case", "hardware", "backend"),
     [
@@ -34,8 +34,9 @@ def test_every_change_that_moves_an_output_is_found(case: str, hardware: str, ba
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hardware", "backend"), combinations())
-def test_the_whole_campaign(hardware: str, backend: str) -> None:
-    found, missed = row(hardware, backend, seed=1)
-    assert not missed
-    assert found["moved"] > 0
+@pytest.mark.parametrize("hardware", [path.stem for path in sorted((CONF / "hardware").glob("*.yaml"))])
+def test_the_whole_campaign(hardware: str) -> None:
+    for _, backend in combinations([hardware]):
+        found, missed = row(hardware, backend, seed=1)
+        assert not missed, backend
+        assert found["moved"] > 0, backend

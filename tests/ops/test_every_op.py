@@ -90,7 +90,7 @@ def line_of(name: str, spec: str, schema: str) -> Line:
     return line(graph, spec, schema, samples=normal_samples(graph, 6))
 
 
-@pytest.mark.sliced(180)
+@pytest.mark.sliced(540)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_simulated_and_realized_hold_the_same_integers(name: str, target: str) -> None:
@@ -165,7 +165,7 @@ def test_every_op_of_the_hardware_file_was_met_in_integers(target: str) -> None:
 FUNCTIONS = [op for op, rule in OP_RULES.items() if rule.family is Family.LOOKUP]
 
 
-@pytest.mark.sliced(10)
+@pytest.mark.sliced(20)
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_every_function_is_a_table(op: str, form: str) -> None:

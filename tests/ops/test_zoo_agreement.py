@@ -45,7 +45,7 @@ def line_of(name: str, spec: str) -> Line:
     return line(graph_of(name), spec, samples=samples_for(name, graph_of(name)))
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(36)
 @pytest.mark.parametrize(("spec", "backend"), [("ort_cpu", "qdq"), ("vta", "integer")])
 @pytest.mark.parametrize("name", MODELS)
 def test_zoo_models_agree(name: str, spec: str, backend: str) -> None:
@@ -85,6 +85,7 @@ def test_zoo_models_agree_in_the_other_forms(name: str, backend: str) -> None:
     assert made.agree(made.ties(8), backend).differing == 0
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("schema", ["symmetric", "symmetric_with_uint8"])
 def test_symmetric_activations_in_qdq_form(schema: str) -> None:
     graph = graph_of("cifar10_resnet20")

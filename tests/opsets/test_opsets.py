@@ -28,7 +28,7 @@ def kernels(net: str, opset: int) -> Counter[str]:
     return Counter(k.op for k in made(net, opset).topology.kernels)
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("net", NETS)
 def test_an_opset_is_a_way_to_write_it(net: str, opset: int) -> None:

@@ -41,6 +41,7 @@ def worst_pair(rows: np.ndarray[Any, Any]) -> int:
     return worst
 
 
+@pytest.mark.program
 @settings(deadline=None)
 @given(
     st.integers(1, 9),

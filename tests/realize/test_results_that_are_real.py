@@ -27,6 +27,7 @@ def test_q_dq_alone_is_refused(spec: str) -> None:
         made.realize(made.plan(), "qdq")
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("spec", ["academic", "ascend_acl"])
 def test_q_dq_beside_integers_quantizes_between_layers(spec: str, tmp_path: Path) -> None:
     """Without it, the second layer multiplied real numbers: four in ten elements were others."""

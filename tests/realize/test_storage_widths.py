@@ -30,6 +30,7 @@ BYTES = {"granularity": ["per_channel", "per_tensor"], "bits": 8}
 """Limits of weights that are stored in a byte."""
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["conv_chain", "gemm_plain", "gemm_trans", "matmul_rank3", "tied_weights"])
 def test_four_bit_weights_are_stored_in_four_bits(name: str, form: str) -> None:
@@ -74,6 +75,7 @@ def codes_of(model: onnx.ModelProto, tensor: str, count: int) -> Array:
     return np.asarray([c - 4 if signed and c > 1 else c for c in found])
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["conv_chain", "gemm_plain", "gemm_trans", "matmul_rank3", "tied_weights"])
 def test_two_bit_weights_are_stored_in_two_bits(name: str, form: str, tmp_path: Path) -> None:

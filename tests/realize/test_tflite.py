@@ -288,7 +288,7 @@ def test_another_weight_is_found() -> None:
     assert count.differing > 0 and count.first is not None
 
 
-@pytest.mark.sliced(20)
+@pytest.mark.sliced(80)
 @pytest.mark.parametrize("device", ["tflite_int8", "tflite_16x8", "tflite_xnnpack"])
 @pytest.mark.parametrize("name", CASES)
 def test_shipped_devices_narrow_as_the_kernels_do(name: str, device: str) -> None:

@@ -73,7 +73,7 @@ def same(part: ImportedPart, most: int = 0) -> bool:
     return kept and not lost and part["weight_differing"] == 0 and found["differing"] <= most
 
 
-@pytest.mark.sliced(30)
+@pytest.mark.sliced(120)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_written_file_has_the_same_integers_when_it_is_read(name: str, device: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ NETS = (
 )  # fmt: skip
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", NETS)
 def test_only_integer_ops_between_the_ends(name: str) -> None:
     made = line_of(name, "vta", "auto")

@@ -86,7 +86,7 @@ def devices() -> dict[str, Any]:
     }
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(36)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("net", NETS)
 def test_steps_one_after_the_other_keep_the_function(net: str, chain: str) -> None:

@@ -46,6 +46,7 @@ def states_of(made: Line) -> list[str]:
     return [t for site in made.topology.loops for t in site.carried]
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("op", CELLS)
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize(
@@ -208,6 +209,7 @@ def test_the_checker_finds_what_is_changed(fault: Callable[..., None], tmp_path:
     assert verify_folder(root).wrong is not None
 
 
+@pytest.mark.program
 def test_the_checker_takes_fewer_bits(tmp_path: Path) -> None:
     made = made_on("LSTM", "int16", "int16", "bidirectional")
     plan = made.plan((16, 12, 8), seed=2)

@@ -93,6 +93,7 @@ CASES: list[tuple[str, str, str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize(("op", "device", "form", "direction", "attributes"), CASES)
 def test_loops_run_in_integers(op: str, device: str, form: str, direction: str, attributes: dict[str, Any]) -> None:
     made = made_on(device, op, direction, **attributes)
@@ -233,6 +234,7 @@ def test_the_checker_finds_what_is_changed_in_a_loop(fault: Callable[..., None],
     assert verify_folder(root).wrong is not None
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("device", ["ort_cpu", "npu_w8a16"])
 def test_the_checker_takes_a_loop(device: str, tmp_path: Path) -> None:
     made = made_on(device, "GRU", "bidirectional")
@@ -303,6 +305,7 @@ def test_a_state_that_others_read_in_another_type_stays_real() -> None:
         assert (said in str(made.topology.float_nodes[loop.name])) != taken
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("axes", [False, True])
 @pytest.mark.parametrize("named", [False, True])

@@ -42,6 +42,7 @@ def test_the_way_out_is_found(name: str) -> None:
         assert toy.objective.key(result.score) == toy.objective.key(toy.optimum)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("count", [6, 8])
 def test_knapsack_plans_the_way_out_within_its_evaluations(count: int) -> None:
     """The best of it, within choices x options + 30 evaluations, against trying all points."""

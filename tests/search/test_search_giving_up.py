@@ -101,7 +101,7 @@ def test_a_rival_that_is_worse_than_the_bound_asks_for_more() -> None:
     assert evaluate([D], incumbent=TOY.score(worst)) == [TOY.score(D)]
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(16)
 @pytest.mark.parametrize("name", ["greedy", "greedy_topological", "greedy_edge", "knapsack"])
 @pytest.mark.parametrize("toy", ["additive", "interaction", "within_cost"])
 def test_a_resumed_search_is_the_uninterrupted_one(name: str, toy: str, tmp_path: Path) -> None:

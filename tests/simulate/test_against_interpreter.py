@@ -56,7 +56,7 @@ def check(made: Line, plan: QuantPlan, backend: str) -> None:
     assert compared >= len(made.topology.kernels)
 
 
-@pytest.mark.sliced(18)
+@pytest.mark.sliced(54)
 @pytest.mark.parametrize(("spec", "backend"), TARGETS)
 @pytest.mark.parametrize("name", NETS)
 def test_nets(name: str, spec: str, backend: str) -> None:
@@ -112,7 +112,7 @@ FEW = ("conv_asymmetric_pads", "gemm_plain", "residual_projection", "wide_sums",
        "add_broadcast_activation", "global_average_pool", "mul_activations", "add_input")  # fmt: skip
 
 
-@pytest.mark.sliced(16)
+@pytest.mark.sliced(48)
 @pytest.mark.parametrize("kind", ROUNDINGS)
 @pytest.mark.parametrize("name", FEW)
 def test_every_requantize_kind_and_rounding(name: str, kind: str) -> None:

@@ -139,7 +139,7 @@ WIDTHS = (11, 13, 15, 17, 18)
 """Of sums: no type has these widths."""
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("overflow", BEHAVIOURS)
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_accumulators_of_any_width(overflow: str, bits: int, tmp_path: Path) -> None:

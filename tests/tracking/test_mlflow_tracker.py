@@ -50,6 +50,7 @@ def test_importing_the_package_does_not_import_mlflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.program
 def test_a_whole_run(launch: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "search").mkdir(parents=True)

@@ -50,6 +50,7 @@ def test_what_hangs_elsewhere_is_left_behind() -> None:
     assert done == [1, 2]
 
 
+@pytest.mark.program
 def test_a_server_that_hangs_after_the_start_is_asked_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

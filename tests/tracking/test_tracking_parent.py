@@ -26,6 +26,7 @@ def parent_of(launch: Path, tracker: MlflowTracker) -> Any:
     return client(launch).get_run(client(launch).get_run(tracker.run_id).data.tags["mlflow.parentRunId"])
 
 
+@pytest.mark.program
 def test_one_parent_for_all_jobs(launch: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "multirun" / "2026-01-01" / "12-00-00"
     with job(launch, sweep, 0) as first:

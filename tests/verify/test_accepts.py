@@ -82,7 +82,7 @@ SOME = ("mul_activations", "mul_channel", "mul_square", "add_activations", "add_
 """A case for each kind of kernel."""
 
 
-@pytest.mark.sliced(14)
+@pytest.mark.sliced(28)
 @pytest.mark.parametrize("spec", hardware_files())
 def test_each_kind_of_kernel_is_accepted_on_each_device(spec: str, tmp_path: Path) -> None:
     """In the form that a run writes, with 8 bits or as many as there are, and with mixed ones."""

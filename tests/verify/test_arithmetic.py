@@ -138,6 +138,7 @@ def test_departures_are_those_of_every_accumulator(kind: str) -> None:
         assert total > 0, "two roundings never departed from one: the case shows nothing"
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(("channels", "counted"), [(64, True), (65, False)])
 def test_departures_of_many_wide_channels_are_not_counted(channels: int, counted: bool) -> None:
     """Each channel of 16 bits has 65535 steps; both sides say so, at the same number of them."""

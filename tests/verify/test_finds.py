@@ -259,7 +259,7 @@ def harmless(file: str, at: Any, root: Path) -> bool:
     return False
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize(("spec", "form"), QUICK)
 def test_single_changes_are_found(spec: str, form: str, folders: Callable[[str, str], Path], tmp_path: Path) -> None:
     root = folders(spec, form)

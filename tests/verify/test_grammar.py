@@ -68,6 +68,7 @@ def forged(root: Path, forgery: Forgery) -> str:
     return wrong
 
 
+@pytest.mark.sliced(3)
 @every_form
 @pytest.mark.parametrize("forgery", STRUCTURES, ids=lambda f: f.__name__)
 def test_what_no_form_writes_is_found(forgery: Forgery, spec: str, form: str, copies: Copies) -> None:
@@ -123,6 +124,7 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sliced(3)
 @every_form
 def test_another_value_of_each_attribute_is_found(spec: str, form: str, tmp_path: Path) -> None:
     made = digits_line(spec)
@@ -219,6 +221,7 @@ def test_a_product_of_all_channels_reads_no_part(spec: str, copies: Copies) -> N
 # --- what is in float -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sliced(3)
 @every_form
 @pytest.mark.parametrize("forgery", REAL, ids=lambda f: f.__name__)
 def test_another_real_part_is_found(forgery: Forgery, spec: str, form: str, copies: Copies) -> None:
