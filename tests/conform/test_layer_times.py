@@ -15,6 +15,7 @@ from quantpipe.app.explain import settings_of_run
 from quantpipe.conform.layer_times import MeasuredLayer, fit, held_out, read_times, refuse_total, with_figures
 from quantpipe.data import DigitsDataset
 from quantpipe.errors import ConfigError, DataError, HardwareError
+from quantpipe.graph.layer_times import WARM_UP, means
 from quantpipe.hardware.cost import COSTS, cost_function
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.predictor import AMOUNTS, ANY, LayerWork, layer_works, predicted_layer
@@ -174,3 +175,21 @@ def test_layers_are_measured_here_and_the_file_is_used(tmp_path: Path) -> None:
     assert found["fits"][0]["quantity"] == "latency" and found["fits"][0]["layers"] >= 10
     spec = load_hardware(yaml.safe_load(Path(found["file"]).read_text()))
     assert spec.name == "ort_cpu_timed" and spec.cost.layers["latency"][ANY]
+
+
+def test_times_of_whole_microseconds_keep_their_parts() -> None:
+    """A profiler that rounds down to whole microseconds: starts and ends lie anywhere; some runs are disturbed."""
+    rng = np.random.default_rng(0)
+    runs, true = 400, {"short": 2.4, "long": 30.7, "twice": 1.3}
+    disturbed = rng.random(runs) < 0.5
+
+    def measured(took: float) -> list[float]:
+        starts = rng.random(runs + WARM_UP) * 100
+        slower = np.concatenate([np.full(WARM_UP, 50.0), disturbed * 20.0])
+        return [float(v) for v in np.floor(starts + took + slower) - np.floor(starts)]
+
+    times = {name: measured(took) for name, took in true.items()}
+    times["twice"] = [one for pair in zip(times["twice"], measured(1.3), strict=True) for one in pair]
+    found = means(times, runs)
+    for name, took in true.items():
+        assert abs(found[name] - took) < 0.15, (name, found[name])

@@ -121,11 +121,11 @@ def _listen_to_interrupts() -> None:
 
 
 class Zygote:
-    """The warm process."""
+    """The warm process; it imports further modules once, where many runs need them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.zygote"],
+            [sys.executable, "-m", "tests.e2e.zygote", *modules],
             cwd=ROOT,
             env=environment({}),
             stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ BITS = ("objective.tolerance=9", "hardware=tensorrt", "hardware.weights.bits=4",
 SAMPLES = tuple(f"dataset.samples.{part}=32" for part in ("calibrate", "search", "evaluate"))
 FEW = (*BITS, *SAMPLES, "dataset.samples.train=128", "evaluate.agreement_samples=4", "evaluate.layer_samples=4")
 LSQ = (*FEW, "train=lsq", "train.epochs=6", "train.learning_rate=1e-3", "train.scale_rate=1e-2")
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    process = Zygote("torch")
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")

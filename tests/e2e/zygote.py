@@ -6,6 +6,7 @@ code. A child is a process of its own, as fresh as a started one but for the imp
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -27,6 +28,8 @@ def serve() -> None:
 
     from quantpipe.app.main import main
 
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()
