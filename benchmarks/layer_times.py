@@ -4,7 +4,8 @@ Draws networks of random shapes, quantizes them for onnxruntime on this CPU, mea
 profiler on one thread. The layers of each real network are predicted by figures of `cost.layers` that are fitted to all
 other networks, drawn and real. The table has the median of the relative errors per network and per kind of kernel.
 
-    python benchmarks/layer_times.py [--nets 8] [--repeats 100] [--folder FOLDER] [--lock FILE] [--out FILE.md]
+    python benchmarks/layer_times.py [--nets 8] [--encoders 6] [--repeats 100] [--folder FOLDER] [--lock FILE]
+        [--out FILE.md]
 """
 
 from __future__ import annotations
@@ -112,6 +113,54 @@ def drawn(path: Path, seed: int) -> tuple[Path, np.ndarray[Any, Any]]:
     return path, rng.standard_normal((32, *shape)).astype(np.float32)
 
 
+def drawn_encoder(path: Path, seed: int) -> tuple[Path, np.ndarray[Any, Any]]:
+    """Write an encoder of random sizes: attention and a dense pair per block, normalized and added to the residual."""
+    rng = np.random.default_rng(1000 + seed)
+    tokens, heads, width = (int(rng.choice(some)) for some in ((8, 12, 16, 32, 64), (2, 4), (8, 16, 24, 32)))
+    channels, hidden = heads * width, heads * width * int(rng.choice([2, 4]))
+    nodes, held = [], []
+
+    def constant(values: np.ndarray[Any, Any]) -> str:
+        held.append(numpy_helper.from_array(values, f"c{len(held)}"))
+        return f"c{len(held) - 1}"
+
+    def add(op: str, *inputs: str, **options: Any) -> str:
+        nodes.append(helper.make_node(op, inputs, [f"t{len(nodes)}"], name=f"n{len(nodes)}", **options))
+        return f"t{len(nodes) - 1}"
+
+    def dense(tensor: str, inputs: int, outputs: int) -> str:
+        weight = rng.standard_normal((inputs, outputs)).astype(np.float32) * np.float32(inputs**-0.5)
+        bias = rng.standard_normal(outputs).astype(np.float32) * np.float32(0.1)
+        return add("Add", add("MatMul", tensor, constant(weight)), constant(bias))
+
+    def normalized(tensor: str) -> str:
+        ones = constant(np.ones(channels, np.float32))
+        return add("LayerNormalization", tensor, ones, constant(np.zeros(channels, np.float32)))
+
+    def parted(tensor: str, order: list[int]) -> str:
+        shape = constant(np.array([0, tokens, heads, width], np.int64))
+        return add("Transpose", add("Reshape", tensor, shape), perm=order)
+
+    tensor = "x"
+    for _ in range(int(rng.integers(1, 4))):
+        given = normalized(tensor)
+        query, key, value = (dense(given, channels, channels) for _ in range(3))
+        scores = add("MatMul", parted(query, [0, 2, 1, 3]), parted(key, [0, 2, 3, 1]))
+        scores = add("Softmax", add("Mul", scores, constant(np.full(1, width**-0.5, np.float32))), axis=-1)
+        mixed = add("Transpose", add("MatMul", scores, parted(value, [0, 2, 1, 3])), perm=[0, 2, 1, 3])
+        mixed = add("Reshape", mixed, constant(np.array([0, tokens, channels], np.int64)))
+        tensor = add("Add", tensor, dense(mixed, channels, channels))
+        inner = dense(normalized(tensor), channels, hidden)
+        inner = add("Mul", inner, add("Sigmoid", inner)) if seed % 2 else add("Relu", inner)
+        tensor = add("Add", tensor, dense(inner, hidden, channels))
+    tensor = dense(add("ReduceMean", normalized(tensor), constant(np.array([1], np.int64)), keepdims=0), channels, 10)
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", tokens, channels])]
+    out_port = helper.make_tensor_value_info(tensor, TensorProto.FLOAT, ["n", 10])
+    graph = helper.make_graph(nodes, "drawn", ports, [out_port], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path, rng.standard_normal((32, tokens, channels)).astype(np.float32)
+
+
 def quantized(folder: Path, name: str, make: Any) -> Settings:
     """Quantize a network into a folder of its own, unless it is there, and return the settings of the run."""
     run = folder / name
@@ -169,6 +218,7 @@ def main() -> None:
     """Measure, fit, predict and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nets", type=int, default=8)
+    parser.add_argument("--encoders", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--lock", type=Path, default=None)
@@ -180,6 +230,9 @@ def main() -> None:
     for seed in range(given.nets):
         name = f"drawn{seed}"
         runs[name] = quantized(folder, name, lambda name=name, seed=seed: drawn(folder / f"{name}.onnx", seed))
+    for seed in range(given.encoders):
+        name = f"drawn_encoder{seed}"
+        runs[name] = quantized(folder, name, lambda name=name, seed=seed: drawn_encoder(folder / f"{name}.onnx", seed))
     for name in REAL:
         runs[name] = quantized(folder, name, lambda name=name: real(name, folder))
     with given.lock.open("w") if given.lock else nullcontext() as lock:

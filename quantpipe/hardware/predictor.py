@@ -20,9 +20,9 @@ QUANTITIES: Mapping[str, str] = {"latency": "microseconds", "energy": "nanojoule
 AMOUNTS = ("launch", "macs", "padded", "columns", "taps", "pixels", "reads", "results", "weights")
 """Amounts of work of a layer and sample.
 
-One start; multiply-accumulates; the same with channels padded to blocks of 16; values that a convolution gathers from
-its windows; places that its windows read; windows, or rows of a product; activations that are read and written;
-weights.
+One start; multiply-accumulates; the same with channels and windows padded to blocks of 16; values that a convolution
+gathers from its windows; places that its windows read; windows, or rows of a product; activations that are read and
+written; weights.
 """
 ANY = "any"
 """The kind of layers of whose kind none was measured."""
@@ -56,10 +56,10 @@ def _work(node: Node, topology: Topology, graph: Graph, bits: Mapping[str, int])
         stem = _of_weight(shape)
         pixels = macs / max(prod(shape), 1)
         taps = pixels * prod(shape[2:])
+        if stem != "depthwise" and macs:
+            padded = macs * _in_blocks(shape[0]) * _in_blocks(prod(shape[1:])) * _in_blocks(pixels)
         if stem in ("pointwise", "spatial"):
-            rows, terms = shape[0], prod(shape[1:])
-            padded = macs * ceil(rows / BLOCK) * BLOCK / rows * ceil(terms / BLOCK) * BLOCK / terms
-            columns = macs / max(rows, 1)
+            columns = macs / max(shape[0], 1)
     used = [t for t in (weight, *(o.tensor for o in kernel.operands)) if t is not None] if kernel is not None else []
     wide = any(bits.get(t, FAST_BITS) > FAST_BITS for t in used)
     width = "float" if kernel is None else "int16" if wide else "int8"
@@ -78,6 +78,11 @@ def _work(node: Node, topology: Topology, graph: Graph, bits: Mapping[str, int])
         "weights": float(prod(shape)) if weight is not None else 0.0,
     }
     return LayerWork(f"{width} {stem}", amounts)
+
+
+def _in_blocks(count: float) -> float:
+    """Return how many times as many there are when a device fills its last block."""
+    return ceil(count / BLOCK) * BLOCK / count
 
 
 def _of_weight(shape: tuple[int, ...]) -> str:
