@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Keep the functions `check`, `lint` and `verify`, although packages have these names, too.
+    """Keep the functions `check`, `explain` and `verify`, although packages have these names, too.
 
     The import system makes a package an attribute of its parent; here the function stays. `from quantpipe.check import
     …` finds the package.

@@ -14,7 +14,7 @@ from quantpipe.api.progress import Listener, Listening
 from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
 from quantpipe.api.simulation import SimulatedNetwork
 from quantpipe.api.workspace import Workspace
-from quantpipe.app.explain import shipped
+from quantpipe.app.explain import diagnosis
 from quantpipe.errors import TargetError
 from quantpipe.pipeline import SearchDecision, Steps, open_run
 from quantpipe.pipeline.log_run import start_tracking
@@ -166,7 +166,7 @@ class Pipeline:
 
     @cached_property
     def _steps(self) -> Steps:
-        return open_run(self._settings, self._console, shipped)
+        return open_run(self._settings, self._console, diagnosis)
 
     def _end(self, status: str) -> None:
         if self._tracks:

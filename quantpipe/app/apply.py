@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import QuotedString
 from quantpipe.app.command_line import program
 from quantpipe.artifacts import write_bytes
 from quantpipe.errors import ConfigError
-from quantpipe.pipeline.override_text import override
+from quantpipe.explain.override_text import override
 
 NAME = "explained"
 LEAST_GAIN = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
 from quantpipe.errors import ArtifactError, ConfigError
+from quantpipe.explain.diagnosis import diagnose
 from quantpipe.pipeline.explain_settings import TRAINING, ShippedOptions
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
@@ -98,6 +100,10 @@ def shipped() -> ShippedOptions:
         thresholds[name] = (estimator, found["weights"]["method"])
     trial = replace(TrainOptions(**compose.option("train", TRAINING)), epochs=TRIAL_EPOCHS)
     return ShippedOptions(thresholds, recover_options(compose.option("recover", "default")), trial)
+
+
+diagnosis = partial(diagnose, shipped=shipped)
+"""Find the faults of a result that misses its objective, as `pipeline.open_run` takes it."""
 
 
 def _refuse_other_version(report: Mapping[str, Any], path: Path) -> None:

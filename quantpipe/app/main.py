@@ -33,7 +33,7 @@ from quantpipe.app.command_line import explain_command, overrides_of, sync_comma
 from quantpipe.app.conceal_passwords import learn_environment, without_secrets
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
-from quantpipe.app.explain import shipped
+from quantpipe.app.explain import diagnosis
 from quantpipe.app.files import asset, folder_of
 from quantpipe.app.hints import in_our_words, no_option, no_reference, no_text
 from quantpipe.app.loader import install
@@ -239,7 +239,7 @@ def _run(settings: Settings) -> None:
     tracker = settings.tracker
     try:
         tracker.check()
-        steps = open_run(settings, console, shipped)  # a mistyped path leaves no failed run behind
+        steps = open_run(settings, console, diagnosis)  # a mistyped path leaves no failed run behind
         start_tracking(settings, steps.job.inputs, steps.job.console)
         with tracker:
             report = run(steps)

@@ -7,31 +7,28 @@ leaves its best strategy so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from quantpipe.check.decision_text import decisions
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.settings import Console, Settings
-from quantpipe.pipeline.steps import Steps
+from quantpipe.pipeline.steps import Diagnose, Steps
 from quantpipe.pipeline.timeline import Timed
 from quantpipe.types import (
     RunReport,
 )
 
 
-def open_run(settings: Settings, console: Console, shipped: Callable[[], ShippedOptions] = ShippedOptions) -> Steps:
+def open_run(settings: Settings, console: Console, diagnose: Diagnose) -> Steps:
     """Read the model and the data, and say what is to be known of them; the stages are still to be done.
 
-    `shipped` gives the options that are tried for a result that misses its objective.
+    `diagnose` finds the faults of a result that misses its objective.
     """
     console = Timed(console)
     console.stage("model", str(settings.model))
     inputs = load(settings)
     for note in (*inputs.doubts, *inputs.notes, *inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
         console.warn(note)
-    return Steps(RunContext.of(settings, inputs, console), shipped)
+    return Steps(RunContext.of(settings, inputs, console), diagnose)
 
 
 def run(steps: Steps) -> RunReport | None:

@@ -7,16 +7,14 @@ locked here: whoever drives the stages holds the folder's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.calibrate_layers import decide_layers
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.diagnosis import diagnose
 from quantpipe.pipeline.effort import EffortBudget, refuse_too_few_seconds
-from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.pipeline.finish import RealizedRun, evaluate, realize
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
 from quantpipe.pipeline.profile import loaded_profile
@@ -35,6 +33,21 @@ from quantpipe.types import (
 )
 
 
+class Diagnose(Protocol):
+    """Find the faults of a result; None where it is good enough. A replay has no profile."""
+
+    def __call__(
+        self,
+        job: RunContext,
+        found: SearchDecision,
+        profile: Profile | None,
+        report: RunReport,
+        *,
+        budget: EffortBudget,
+    ) -> DiagnosisPart | None:
+        """Return the diagnosis of `report`, within the time of `budget`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Start:
     """Hold the inputs of the first stage: all of them are read and checked before anything is written."""
@@ -51,12 +64,12 @@ class Start:
 class Steps:
     """Run the stages of a run one by one.
 
-    `settings.stages` lists the stages of the run; the results of the others are read from the folder. `shipped` gives
-    the options that are tried for a result that misses its objective.
+    `settings.stages` lists the stages of the run; the results of the others are read from the folder. `diagnose` finds
+    the faults of a result that misses its objective.
     """
 
-    def __init__(self, job: RunContext, shipped: Callable[[], ShippedOptions] = ShippedOptions) -> None:
-        self.job, self._shipped = job, shipped
+    def __init__(self, job: RunContext, diagnose: Diagnose) -> None:
+        self.job, self._diagnosis = job, diagnose
         self._wanted = frozenset(job.settings.stages)
 
     def all(self) -> RunReport | None:
@@ -146,7 +159,7 @@ class Steps:
     def _diagnose(self, report: RunReport, budget: EffortBudget) -> DiagnosisPart | None:
         """Return the diagnosis of the result; for a replay only its places, since a remedy would be another run's."""
         profile = self.profile if self.job.settings.command == "run" else None
-        return diagnose(self.job, self.recovered, profile, report, shipped=self._shipped, budget=budget)
+        return self._diagnosis(self.job, self.recovered, profile, report, budget=budget)
 
     @property
     def _calibrates(self) -> bool:

@@ -80,7 +80,7 @@ UNUSED = (
     "mlflow",
     "scipy.cluster",
     "quantpipe.pipeline.conform",
-    "quantpipe.pipeline.explain",
+    "quantpipe.explain.explain",
     "quantpipe.verify.check",
 )
 """What a run up to its first stage has no use for: libraries, and the commands that look and do not run."""

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from quantpipe.evaluate import sensitivity as alone
-from quantpipe.evaluate.sensitivity import AloneMeasure, QuantizedParts, Wanted, by_cost
-from quantpipe.evaluate.stretches import States, stretches
+from quantpipe.explain import sensitivity as alone
+from quantpipe.explain.sensitivity import AloneMeasure, QuantizedParts, Wanted, by_cost
+from quantpipe.explain.stretches import States, stretches
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared

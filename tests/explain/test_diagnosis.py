@@ -14,7 +14,7 @@ import pytest
 import quantpipe
 from quantpipe.data import SampleSets
 from quantpipe.errors import ArtifactError, ConfigError, ModelError
-from quantpipe.pipeline import diagnosis
+from quantpipe.explain import diagnosis
 from quantpipe.report import diagnosed, render_html
 from tests.api.nets import QUICK, images, small_net
 from tests.e2e.schemas import faults

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from quantpipe.pipeline.override_text import override, patterns
+from quantpipe.explain.override_text import override, patterns
 from tests.explain.planted import options_of
 
 NAMES = ["conv1", "/block.0/attention/Add", "onnx::MatMul_12", "a b", "x[1]", "layer(2),relu", "a=b", "a{1}", "it's"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe.evaluate.error_attribution import Causes
+from quantpipe.explain.error_attribution import Causes
 from quantpipe.metrics.reference import Compared
 from tests.ops.line import Line, Net, hardware, line
 

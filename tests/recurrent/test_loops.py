@@ -19,7 +19,7 @@ from quantpipe.check.compatibility import check
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
-from quantpipe.evaluate.error_attribution import Causes
+from quantpipe.explain.error_attribution import Causes
 from quantpipe.graph.execute import Session
 from quantpipe.graph.rewrites.recurrent import CELLS, looped
 from quantpipe.graph.view import Graph

@@ -13,11 +13,11 @@ import numpy as np
 
 from quantpipe.arrays import Array
 from quantpipe.calibrate.passes import run_size
-from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.compared_models import value_names
 from quantpipe.evaluate.layers import TensorMoments
-from quantpipe.evaluate.local_split import ACCUMULATOR, raw_scale
-from quantpipe.evaluate.sensitivity import Alone
+from quantpipe.explain.cause_row import cause_row
+from quantpipe.explain.local_split import ACCUMULATOR, raw_scale
+from quantpipe.explain.sensitivity import Alone
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph

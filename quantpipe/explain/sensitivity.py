@@ -15,7 +15,7 @@ import onnx_ir as ir
 from quantpipe.arrays import Array, along
 from quantpipe.evaluate.layers import TensorMoments
 from quantpipe.evaluate.nearness import nearness_of
-from quantpipe.evaluate.stretches import States, stretches
+from quantpipe.explain.stretches import States, stretches
 from quantpipe.graph.execute import Session, joined, lifted
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.switches import Switched, with_constants, with_switches

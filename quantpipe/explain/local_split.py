@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.arrays import Array
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.in_cache import in_cache
-from quantpipe.evaluate.sensitivity import Exchanged
+from quantpipe.explain.sensitivity import Exchanged
 from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.normalize import expose

@@ -14,12 +14,12 @@ from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.evaluate.spending import Spending
+from quantpipe.explain.advice import Change
+from quantpipe.explain.inspection import Closeness, inspect
 from quantpipe.oprules.work import multiply_accumulates
-from quantpipe.pipeline.advice import Change
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.effort import EXPLAIN, EffortBudget
 from quantpipe.pipeline.explain_settings import ShippedOptions
-from quantpipe.pipeline.inspection import Closeness, inspect
 from quantpipe.pipeline.settings import EvaluateSettings
 from quantpipe.search import Metric
 from quantpipe.types import DiagnosisPart, Profile, RunReport
@@ -45,8 +45,8 @@ def diagnose(
     profile: Profile | None,
     report: RunReport,
     *,
-    shipped: Callable[[], ShippedOptions],
     budget: EffortBudget,
+    shipped: Callable[[], ShippedOptions],
 ) -> DiagnosisPart | None:
     """Return the diagnosis of a result; None where it loses no more than allowed, or diagnosis is off.
 

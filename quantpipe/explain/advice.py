@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import QuantpipeError
+from quantpipe.explain.advice_row import MeasuredLoss, advice_row
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
@@ -19,7 +20,6 @@ from quantpipe.hardware.gain import own_cost
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import reference_of
 from quantpipe.pipeline import stages
-from quantpipe.pipeline.advice_row import MeasuredLoss, advice_row
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.precision import applied

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 
 from quantpipe.data.subset import First
 from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.explain.inspection import Closeness, inspect
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.explain_settings import ExplainSettings, ShippedOptions
 from quantpipe.pipeline.inputs import load
-from quantpipe.pipeline.inspection import Closeness, inspect
 from quantpipe.pipeline.replay import finished_run, replayed_strategy
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import ExplainReport, Profile

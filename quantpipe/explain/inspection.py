@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
-from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.evaluate.spending import UNLIMITED, Spending
-from quantpipe.pipeline.advice import Advisor, Change
-from quantpipe.pipeline.advice_order import SPLIT, ordered
-from quantpipe.pipeline.advice_row import MeasuredLoss
+from quantpipe.explain.advice import Advisor, Change
+from quantpipe.explain.advice_order import SPLIT, ordered
+from quantpipe.explain.advice_row import MeasuredLoss
+from quantpipe.explain.error_attribution import Causes
+from quantpipe.explain.faults import name_faults, name_reasons
+from quantpipe.explain.proposals import ChangeProposals, Culprit
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.explain_settings import ShippedOptions
-from quantpipe.pipeline.faults import name_faults, name_reasons
-from quantpipe.pipeline.proposals import ChangeProposals, Culprit
 from quantpipe.plan import Problem
 from quantpipe.precision import findings_of
 from quantpipe.recover import outlier_channels

@@ -13,18 +13,18 @@ import numpy as np
 
 from quantpipe.arrays import Array
 from quantpipe.calibrate.estimators import Estimator
-from quantpipe.evaluate.foreign import Foreign
-from quantpipe.evaluate.paired import is_clamp
-from quantpipe.evaluate.sensitivity import Exchanged, QuantizedParts
+from quantpipe.explain.advice_row import MeasuredLoss, advice_row
+from quantpipe.explain.foreign import Foreign
+from quantpipe.explain.override_text import override, patterns
+from quantpipe.explain.paired import is_clamp
+from quantpipe.explain.proposals import ALIKE, OTHER_RANGES, WIDE, Culprit
+from quantpipe.explain.sensitivity import Exchanged, QuantizedParts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import round_real
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import Compared, Found, Reference, loss_of, outputs_of, reference_of
-from quantpipe.pipeline.advice_row import MeasuredLoss, advice_row
-from quantpipe.pipeline.override_text import override, patterns
-from quantpipe.pipeline.proposals import ALIKE, OTHER_RANGES, WIDE, Culprit
 from quantpipe.types import AdviceRow, Quantizer, Samples, Symmetry, TensorSchema, TensorStats
 
 FLOAT_NODES, CONSTRAINTS = "annotate.float_nodes", "annotate.constraints"

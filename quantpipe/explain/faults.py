@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quantpipe.pipeline.advice_order import HALF
+from quantpipe.explain.advice_order import HALF
 from quantpipe.precision import RangeFinding, outliers_of
 from quantpipe.types import AdviceRow, CauseRow, RaisedRow, TensorStats
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quantpipe.evaluate.sensitivity import Alone
+from quantpipe.explain.sensitivity import Alone
 from quantpipe.types import CauseKind, CauseRow
 
 

@@ -9,22 +9,22 @@ from pathlib import Path
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError
-from quantpipe.evaluate.error_attribution import matching
 from quantpipe.evaluate.evaluation import whole_batches
-from quantpipe.evaluate.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
-from quantpipe.evaluate.foreign_rows import foreign_rows, sums_of
-from quantpipe.evaluate.sensitivity import AloneMeasure
+from quantpipe.explain.advice_order import SPLIT, ordered
+from quantpipe.explain.advice_row import MeasuredLoss
+from quantpipe.explain.error_attribution import matching
+from quantpipe.explain.faults import name_faults, name_reasons
+from quantpipe.explain.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
+from quantpipe.explain.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
+from quantpipe.explain.foreign_rows import foreign_rows, sums_of
+from quantpipe.explain.sensitivity import AloneMeasure
 from quantpipe.graph.execute import joined, lifted
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.outputs import top1
-from quantpipe.pipeline.advice_order import SPLIT, ordered
-from quantpipe.pipeline.advice_row import MeasuredLoss
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.explain_settings import ExplainSettings
-from quantpipe.pipeline.faults import name_faults, name_reasons
-from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
 from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import AdviceRow, ExplainReport, Keep, Samples

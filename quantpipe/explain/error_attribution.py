@@ -10,14 +10,14 @@ import numpy as np
 
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.channels import constant_rows
 from quantpipe.evaluate.layers import layer_row, layer_sums
-from quantpipe.evaluate.local_split import local_splits
 from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.evaluate.passing import passing_rows
-from quantpipe.evaluate.sensitivity import Alone, AloneMeasure, Exchanged, QuantizedParts, Wanted, by_cost
 from quantpipe.evaluate.spending import UNLIMITED, Spending
+from quantpipe.explain.cause_row import cause_row
+from quantpipe.explain.local_split import local_splits
+from quantpipe.explain.passing import passing_rows
+from quantpipe.explain.sensitivity import Alone, AloneMeasure, Exchanged, QuantizedParts, Wanted, by_cost
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
 from quantpipe.precision import moves_of, named

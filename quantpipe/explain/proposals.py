@@ -10,10 +10,10 @@ from typing import Any
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.calibrate.estimators import Estimator, MaxRange, Percentile
 from quantpipe.errors import ConfigError
-from quantpipe.pipeline.advice import Change, constraints_with, with_annotate
+from quantpipe.explain.advice import Change, constraints_with, with_annotate
+from quantpipe.explain.override_text import override, patterns
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.explain_settings import TRAINING, ShippedOptions
-from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.types import Granularity, Strategy, TensorStats, Topology
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from quantpipe.calibrate.passes import run_size
-from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.channels import constant_rows
-from quantpipe.evaluate.error_attribution import INPUT, node_of, roles_of, split_halves
-from quantpipe.evaluate.foreign import Foreign, ForeignRun
 from quantpipe.evaluate.layers import LayerSums, add_layer, layer_row, layer_start
-from quantpipe.evaluate.passing import PassingSums
-from quantpipe.evaluate.sensitivity import AloneMeasure, Wanted, by_cost
+from quantpipe.explain.cause_row import cause_row
+from quantpipe.explain.error_attribution import INPUT, node_of, roles_of, split_halves
+from quantpipe.explain.foreign import Foreign, ForeignRun
+from quantpipe.explain.passing import PassingSums
+from quantpipe.explain.sensitivity import AloneMeasure, Wanted, by_cost
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph

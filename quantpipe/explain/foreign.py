@@ -15,8 +15,8 @@ import numpy as np
 from quantpipe.arrays import Array
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.imported import fed, real_output
-from quantpipe.evaluate.paired import Pairing, paired
-from quantpipe.evaluate.sensitivity import Exchanged, QuantizedParts
+from quantpipe.explain.paired import Pairing, paired
+from quantpipe.explain.sensitivity import Exchanged, QuantizedParts
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.session_options import INT8_KERNELS, carried
