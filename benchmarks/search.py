@@ -40,7 +40,6 @@ from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.data.subset import First
-from quantpipe.executors import Process, Serial
 from quantpipe.graph.execute import Session, available_cores, run_batches
 from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
@@ -49,6 +48,7 @@ from quantpipe.metrics.reference import reference_of
 from quantpipe.pipeline.stages import annotate
 from quantpipe.plan import Planner
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
+from quantpipe.scoring.workers import Process, Serial
 from quantpipe.simulate.simulator import Simulator
 from quantpipe.types import ChoiceSpace, Point
 

@@ -21,10 +21,10 @@ from quantpipe.app.commands import findings_of, fit_of
 from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.app.files import asset
 from quantpipe.check import Fit
+from quantpipe.check.lint import Findings
 from quantpipe.explain.explain import explain as explain_run
 from quantpipe.explain.explain import explain_strategy as explain_decided
 from quantpipe.explain.explain_file import explain_file as explain_foreign
-from quantpipe.lint import Findings
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.report import explained, fit_tables, lint_table
 from quantpipe.verify import Verdict, verify_folder

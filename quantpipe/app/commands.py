@@ -20,11 +20,11 @@ from quantpipe.app.console import RichConsole, plain
 from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.app.sync import run_folders, settings_to_sync
 from quantpipe.check import Fit, Loading, check_model, made_up
+from quantpipe.check.lint import Findings, lint_model
 from quantpipe.errors import ConfigError, Interrupted
 from quantpipe.explain.explain import explain as explain_run
 from quantpipe.explain.explain import explain_strategy
 from quantpipe.explain.explain_file import explain_file
-from quantpipe.lint import Findings, lint_model
 from quantpipe.pipeline.compare import compare as compare_runs
 from quantpipe.pipeline.compare import found_in
 from quantpipe.pipeline.conform import FOLDER as VECTORS

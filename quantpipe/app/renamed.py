@@ -14,16 +14,17 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 MOVED = {
+    "executors": ("scoring.workers", "Process|Ray|Serial|executor|process|ray|serial"),
     "search": (
-        "algorithms",
+        "search.algorithms",
         "annealing|evolutionary|greedy|greedy_backward|greedy_edge|grid|knapsack|random_search|surrogate|tpe|uniform",
     ),
     "data": (
-        "sources",
+        "data.sources",
         "digits|given|image_folder|iterable|npz|table|text|wav_folder",
     ),
 }
-"""Package -> the package in it that holds these modules now."""
+"""Package -> the package that holds these modules now."""
 
 KEYS = {
     "choices.pin": "choices.fix",
@@ -48,7 +49,7 @@ def as_now_named(target: str) -> str:
     for package, (now, modules) in MOVED.items():
         found = re.match(rf"quantpipe\.{package}\.({modules})(?=[.:]|$)", target)
         if found:
-            new = f"quantpipe.{package}.{now}{target[len(f'quantpipe.{package}') :]}"
+            new = f"quantpipe.{now}{target[len(f'quantpipe.{package}') :]}"
             _note("target", target, new)
             return new
     return target

@@ -20,7 +20,7 @@ from quantpipe.explain.passing import passing_rows
 from quantpipe.explain.sensitivity import Alone, AloneMeasure, Exchanged, QuantizedParts, Wanted, by_cost
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
-from quantpipe.precision import moves_of, named
+from quantpipe.scoring.precision import moves_of, named
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import (
     Accumulate,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quantpipe.explain.advice_order import HALF
-from quantpipe.precision import RangeFinding, outliers_of
+from quantpipe.scoring.precision import RangeFinding, outliers_of
 from quantpipe.types import AdviceRow, CauseRow, RaisedRow, TensorStats
 
 SERIOUS = 0.02

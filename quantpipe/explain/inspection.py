@@ -20,8 +20,8 @@ from quantpipe.explain.proposals import ChangeProposals, Culprit
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.explain_settings import ShippedOptions
 from quantpipe.plan import Problem
-from quantpipe.precision import findings_of
 from quantpipe.recover import outlier_channels
+from quantpipe.scoring.precision import findings_of
 from quantpipe.search import Metric
 from quantpipe.types import AccumulatorRow, AdviceRow, CauseRow, Profile, Samples, TensorStats, Topology
 

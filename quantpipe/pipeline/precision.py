@@ -24,7 +24,9 @@ from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.origin_parts import KINDS
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
-from quantpipe.precision import (
+from quantpipe.realize.backends import BACKENDS
+from quantpipe.report import text
+from quantpipe.scoring.precision import (
     FindingKind,
     PrecisionMove,
     RangeFinding,
@@ -35,9 +37,7 @@ from quantpipe.precision import (
     range_moves,
     readers_of,
 )
-from quantpipe.precision.selection import Measured
-from quantpipe.realize.backends import BACKENDS
-from quantpipe.report import text
+from quantpipe.scoring.precision.selection import Measured
 from quantpipe.search import Batching, Budget, Evaluator, Metric
 from quantpipe.search.evaluator import BudgetExhausted
 from quantpipe.search.objective import LOSSES

@@ -10,7 +10,7 @@ from quantpipe.annotate.choices import bits_key
 from quantpipe.annotate.range_choices import range_key
 from quantpipe.annotate.tail import NEVER, TAIL
 from quantpipe.pipeline.context import RunContext
-from quantpipe.precision import (
+from quantpipe.scoring.precision import (
     FindingKind,
     PrecisionMove,
     RangeFinding,

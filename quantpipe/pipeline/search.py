@@ -12,7 +12,6 @@ from typing import Any
 from quantpipe.artifacts import digest_json, read_json
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import Interrupted
-from quantpipe.executors import Workers
 from quantpipe.graph.execute import Session
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference, objective_value, reference_of
@@ -31,6 +30,7 @@ from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.scoring.timed import TimedMeasure
+from quantpipe.scoring.workers import Workers
 from quantpipe.search import (
     Budget,
     CostKind,

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantpipe.calibrate.estimators import Searched
-from quantpipe.executors import Workers
 from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.recover_if_missed import least_value
 from quantpipe.scoring.candidate import EvaluatorKind
+from quantpipe.scoring.workers import Workers
 from quantpipe.search import Objective, SearchResult
 from quantpipe.types import LossRow, Score, SearchReport
 

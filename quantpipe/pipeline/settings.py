@@ -17,7 +17,6 @@ from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.calibrate.rules import Rule
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.executors import Executor
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.metrics.reference import ValueOf
 from quantpipe.pipeline.effort_options import EffortOptions
@@ -25,6 +24,7 @@ from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, TimesSettings, VectorSettings, refuse_runs
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
+from quantpipe.scoring.workers import Executor
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
 from quantpipe.search.option_checks import real, whole
 from quantpipe.tracking import Tracker

@@ -1,8 +1,8 @@
-"""What the value of a candidate can still become when only some of its samples have been run.
+"""Bound the final value of a candidate of which only some samples have been run.
 
-KL divergence and squared error add up over samples and are never negative; of the samples that are left each can be
-right. So a partial sum bounds the final value for certain, whatever comes. (Not so for outputs that are probabilities
-already: where those of the candidate add up to more than 1, what is called KL there may be negative.)
+KL divergence and squared error add up over samples and are never negative; each remaining sample can be right. So a
+partial sum is a certain bound of the final value. This does not hold for outputs that are probabilities already: if the
+candidate's outputs add up to more than 1, their KL may be negative.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class CandidateRecipe:
     def is_picklable(self) -> bool:
         """Return whether the recipe can be sent to another process.
 
-        It can where the model fits the format in which it is sent and needs no files beside it, and all else can be
+        It can where the model fits the format in which it is sent and needs no other files, and all else can be
         pickled.
         """
         if external_tensors(self.graph.model):

@@ -33,7 +33,7 @@ SAMPLES = b""
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A section that can run: its session, the parameters to feed beside the tensors, and the names of its ports."""
+    """A section that can run: its session, the parameters to feed with the tensors, and the names of its ports."""
 
     session: Session
     parameters: Mapping[str, NDArray[Any]]

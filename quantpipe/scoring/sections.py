@@ -1,7 +1,7 @@
 """A model as a chain of sections, cut where nothing but stored integers passes.
 
-Integers are the same however the rest of the graph is written and run, so a candidate may start at any cut from the
-integers of an earlier candidate that has the same numbers up to there. The cuts depend on the topology only: every
+Integers are the same however the rest of the graph is written and run. So a candidate may start at any cut, from the
+integers of an earlier candidate with the same numbers up to that cut. The cuts depend on the topology only: every
 candidate of one runs through the same sections, whether it starts from a cut or from the samples.
 """
 
@@ -34,7 +34,7 @@ class Section:
     """Some nodes in a row. `feeds` are the model's own inputs that it reads; `reads` and `makes` are stored tensors.
 
     `integer`: every node is an integer kernel with a stored result, so that any dialect gives the same integers.
-    `live` are the stored tensors that pass the cut behind it; `ends` are the model's outputs, which the last section
+    `live` are the stored tensors that pass the cut after it; `ends` are the model's outputs, which the last section
     gives, real.
     """
 

@@ -1,7 +1,7 @@
-"""Tensors at the cuts, kept for later candidates: bounded in bytes, what was asked for twice outlives what was not.
+"""Keep tensors at the cuts for later candidates, bounded in bytes; tensors requested twice are kept longest.
 
-A search probes one change after the other from one point. The tensors of that point are wanted again and again, those
-behind each change never; plain least-recently-used would throw the former out with the latter. So entries begin on
+A search probes one change after the other from one point. The tensors of that point are read again and again, the
+tensors after a change never. A plain LRU cache would evict the former with the latter. So entries begin on
 probation, are promoted when a second candidate has the same key, and are evicted from probation first.
 """
 
@@ -38,7 +38,7 @@ class TensorCache:
         return sum(self._bytes.values())
 
     def begin(self, keys: Iterable[bytes]) -> None:
-        """Prepare for a candidate with these keys: what is known of it is kept longer."""
+        """Prepare for a candidate with these keys: stored ones are kept longer."""
         for key in keys:
             if key in self._protected:
                 self._protected.move_to_end(key)
@@ -73,7 +73,7 @@ class TensorCache:
             self._bytes[key] = self._bytes.get(key, 0) + size
 
     def _evict(self, place: OrderedDict[bytes, dict[int, State]], but: bytes) -> bool:
-        """Drop the oldest entry that holds anything; False where there is none."""
+        """Drop the oldest entry that holds anything; return whether one did."""
         for key in place:
             if key != but and self._bytes.get(key):
                 del place[key]

@@ -34,11 +34,11 @@ def test_import_alone_loads_nothing() -> None:
 
 def test_functions_stay_functions_when_the_packages_of_their_names_are_loaded() -> None:
     import quantpipe.check
-    import quantpipe.lint
+    import quantpipe.explain
     from quantpipe.check import Fit
-    from quantpipe.lint import Findings
+    from quantpipe.check.lint import Findings
 
-    assert inspect.isfunction(quantpipe.check) and inspect.isfunction(quantpipe.lint)
+    assert inspect.isfunction(quantpipe.check) and inspect.isfunction(quantpipe.explain)
     assert issubclass(quantpipe.CheckResult, Fit) and issubclass(quantpipe.LintResult, Findings)
     with pytest.raises(AttributeError, match="has no attribute 'quantise'"):
         quantpipe.quantise  # noqa: B018

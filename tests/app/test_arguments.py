@@ -95,7 +95,7 @@ def test_the_tab_key_in_a_shell() -> None:
 
 def test_the_help_comes_without_what_takes_seconds(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.argv = ['run.py', '--help']; from quantpipe.start import main\n"
+        "import sys; sys.argv = ['run.py', '--help']; from quantpipe.app.start import main\n"
         "try: main()\nexcept SystemExit as end: print(end.code, sorted({'hydra', 'onnx', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

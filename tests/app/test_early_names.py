@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quantpipe.app.early_names import wrong_name
-from quantpipe.early import missing_file
+from quantpipe.app.start import missing_file
 from quantpipe.errors import ModelError
 from quantpipe.foreign_formats import FORMATS, foreign_format
 from quantpipe.graph.io import read_model
@@ -62,7 +62,7 @@ def started(*arguments: str, heavy: Sequence[str] = HEAVY) -> tuple[int, str, li
         "import sys, json, atexit\n"
         f"atexit.register(lambda: sys.stdout.write('\\n' + json.dumps([m for m in {heavy} if m in sys.modules])))\n"
         f"sys.argv = ['run.py', *{list(arguments)}]\n"
-        "from quantpipe.start import main\nmain()\n"
+        "from quantpipe.app.start import main\nmain()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     out, _, modules = done.stdout.rpartition("\n")

@@ -16,6 +16,7 @@ from quantpipe.app.instances import make
 from quantpipe.app.named_functions import load_function
 from quantpipe.app.targets import home_of, load_dotted, refuse_plugins
 from quantpipe.errors import ConfigError
+from quantpipe.scoring.workers import Process
 
 FORBIDDEN = {
     *("os", "posix", "posixpath", "subprocess", "importlib", "builtins", "pickle", "_pickle", "sys", "shutil"),
@@ -99,7 +100,7 @@ def test_known_ways_out_are_closed(target: str) -> None:
 
 def test_what_quantpipe_defines_may_be_named_also_where_it_is_imported() -> None:
     assert load_function("quantpipe.data.sources.digits:digits_arrays", "dataset.target")
-    assert load_dotted("quantpipe.executors.Process", "executor", ()).__name__ == "Process"
+    assert load_dotted("quantpipe.scoring.workers.Process", "executor", ()).__name__ == "Process"
     assert load_dotted("quantpipe.data.NpzDataset", "dataset", ()).__name__ == "NpzDataset"
     assert load_dotted("quantpipe.pipeline.settings.Splits", "dataset", ()).__name__ == "Splits"
 
@@ -190,6 +191,7 @@ def test_targets_of_earlier_versions_go_on_working_with_one_note(caplog: pytest.
         "quantpipe.data.sources.digits:digits_arrays", "dataset.target"
     )
     assert load_dotted(f"{package}.{before}", "search.algorithm", ()) is algorithm
+    assert load_dotted(f"{package}.executors.Process", "executor", ()) is Process
     notes = [r.getMessage() for r in caplog.records if "deprecated" in r.getMessage()]
     assert len([n for n in notes if "Greedy" in n]) == 1 and "algorithms.greedy.Greedy" in notes[0]
     with pytest.raises(ConfigError, match=r"cannot be imported|is not allowed|no attribute"):

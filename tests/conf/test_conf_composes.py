@@ -17,10 +17,10 @@ from quantpipe.app.device_defaults import with_cost
 from quantpipe.app.instances import make
 from quantpipe.app.main import asset, search_path
 from quantpipe.app.settings import GROUPS, shipped_schemas
-from quantpipe.executors import Process, Serial
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.realize import BACKENDS, FILE_FORMS
+from quantpipe.scoring.workers import Process, Serial
 from quantpipe.search import FloatFigures, Objective, ObjectiveOptions
 from tests.zoo import ZOO, needs_zoo
 

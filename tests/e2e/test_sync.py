@@ -21,7 +21,7 @@ def test_a_mistyped_path_is_answered_at_once_and_leaves_no_run(tmp_path: Path) -
     ):
         code = (
             "import sys; sys.argv = ['run.py', *sys.argv[1:]]\n"
-            "from quantpipe.start import main\n"
+            "from quantpipe.app.start import main\n"
             "try: main()\n"
             "finally: sys.stderr.write(' '.join(m for m in ('numpy', 'onnx', 'hydra', 'mlflow') if m in sys.modules))"
         )

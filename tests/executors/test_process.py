@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from quantpipe.errors import ConfigError, HardwareError, WorkerError
-from quantpipe.executors import Process, Serial
-from quantpipe.executors.executor import IN_FLIGHT
+from quantpipe.scoring.workers import Process, Serial
+from quantpipe.scoring.workers.executor import IN_FLIGHT
 from quantpipe.search import Objective
 from quantpipe.search.evaluator import ShouldPrune
 from tests.executors.recipes import ToyRecipe, worth
@@ -139,7 +139,7 @@ def test_little_is_in_flight_when_the_reader_stops(tmp_path: Path) -> None:
 @pytest.mark.program
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path\nfrom quantpipe.executors import Process\n"
+        "from pathlib import Path\nfrom quantpipe.scoring.workers import Process\n"
         "from tests.executors.recipes import ToyRecipe\n"
         f"opened = Process(2, start_seconds=0).open(ToyRecipe(Path({str(tmp_path)!r}), seconds=0.2))\n"
         "list(opened([(x, 0) for x in range(1000)]))\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quantpipe.errors import ConfigError, HardwareError
-from quantpipe.executors import Ray, Workers
+from quantpipe.scoring.workers import Ray, Workers
 from tests.executors.recipes import ToyRecipe, worth
 
 POINTS = [(x, y) for y in range(4) for x in range(6)]

@@ -42,7 +42,7 @@ class Fuzzer:
         import mlflow  # noqa: F401
         import sklearn.datasets  # noqa: F401
 
-        from quantpipe.start import main
+        from quantpipe.app.start import main
 
         self._main: Callable[[], None] = main
         self._folder = folder

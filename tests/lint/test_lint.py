@@ -16,9 +16,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from quantpipe.app.main import asset
 from quantpipe.check import made_up
+from quantpipe.check.lint import Findings, Severity, lint_model
 from quantpipe.graph.io import model_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.lint import Findings, Severity, lint_model
 from quantpipe.pipeline.stages import realize
 from quantpipe.types import HardwareSpec, RequantizeKind
 from tests.ops.line import CONF, Net, hardware, hardware_data, line

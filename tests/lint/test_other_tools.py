@@ -15,7 +15,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from quantpipe.lint import Findings, Severity
+from quantpipe.check.lint import Findings, Severity
 from tests.lint.test_lint import SHIPPED, attention, findings, net, rules
 from tests.ops.line import Net, hardware, hardware_data
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quantpipe.check import made_up
 from quantpipe.check.host import host_warning
-from quantpipe.lint import Severity, lint_model
+from quantpipe.check.lint import Severity, lint_model
 from quantpipe.plan import UNSIGNED, Problem, kernels_with_wide_pairs, rounded_pairs
 from quantpipe.plan.pair_safe import SATURATES, _Scales, _smallest
 from quantpipe.plan.saturating_pairs import kernel_order, pair_sums, saturates

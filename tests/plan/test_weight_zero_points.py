@@ -20,12 +20,12 @@ from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.check.compatibility import check as fit
+from quantpipe.check.lint.findings import lint
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.io import model_proto
 from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph
-from quantpipe.lint.findings import lint
 from quantpipe.pipeline.strategy_file import read_strategy, strategy_payload
 from quantpipe.types import DType, HardwareSpec, Strategy
 from tests.ops.line import Line, Net, hardware, hardware_data, line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantpipe.precision import PrecisionMove, moves_of, named
+from quantpipe.scoring.precision import PrecisionMove, moves_of, named
 from tests.ops.line import Net, load
 
 

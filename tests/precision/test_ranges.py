@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.measure import measure
-from quantpipe.precision import FindingKind, findings_of
-from quantpipe.precision.ranges import depends_on_values
+from quantpipe.scoring.precision import FindingKind, findings_of
+from quantpipe.scoring.precision.ranges import depends_on_values
 from tests.ops.line import ArraySamples, Net, line, load
 
 RNG = np.random.default_rng(3)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.precision import PrecisionMove, Selection
+from quantpipe.scoring.precision import PrecisionMove, Selection
 
 PARTS = tuple(PrecisionMove((f"{c}1", f"{c}2", f"{c}3", f"{c}4"), c.upper(), 0.0) for c in "abcd")
 HARM = {"a": 0.5, "b": 0.001, "c": 0.0, "d": 0.002}

@@ -9,7 +9,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.tail import tail_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.errors import ConfigError
-from quantpipe.precision import Selection
+from quantpipe.scoring.precision import Selection
 from tests.ops.line import Net, hardware, load, schema_for
 from tests.precision.test_selection import PARTS, Model, nodes, selection
 

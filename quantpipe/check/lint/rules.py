@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.check.lint.reading import QuantizedOp, StoredTensor
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import refusal
-from quantpipe.lint.reading import QuantizedOp, StoredTensor
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import saturating_channels
 from quantpipe.types import DType, Granularity, HardwareSpec, Isa, OpSignature, Scales

@@ -4,7 +4,7 @@ An executor defines how; `open` gives the workers of one search. Scores come bac
 depend on the number of workers.
 """
 
-from quantpipe.executors.executor import Executor, Workers
-from quantpipe.executors.process import Process
-from quantpipe.executors.ray import Ray
-from quantpipe.executors.serial import Serial
+from quantpipe.scoring.workers.executor import Executor, Workers
+from quantpipe.scoring.workers.process import Process
+from quantpipe.scoring.workers.ray import Ray
+from quantpipe.scoring.workers.serial import Serial

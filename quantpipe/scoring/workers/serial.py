@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantpipe.executors.executor import ScorerFactory, ShouldPrune, kind_of
+from quantpipe.scoring.workers.executor import ScorerFactory, ShouldPrune, kind_of
 from quantpipe.types import Point, Score
 
 

@@ -1,23 +1,31 @@
-"""Where the program starts: Ctrl-C is answered from the first moment on, also while libraries are still loading.
+"""Start the program, and answer Ctrl-C from the first moment on, also while libraries are still loading.
 
-A library that is interrupted while it loads may turn the interrupt into an error of its own, so that until everything
-is there the signal ends the process by itself. From then on it is a KeyboardInterrupt, which a run answers by keeping
-what it has.
+A library that is interrupted while it loads may raise an error of its own. So until everything is loaded, the signal
+ends the process at once. After that it is a KeyboardInterrupt: a run keeps its files.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from quantpipe.early import missing_file
+from quantpipe.foreign_formats import foreign_format
 from quantpipe.passwords import printable
 
 INTERRUPTED = b"error: interrupted before there was anything to keep; run the same command again\n"
+_DATA = "no such file or folder (from {key})."
+FILES = {
+    "model.path": ("model", "there is no such file; model.path must name an ONNX model"),
+    **{f"dataset.{part}path": ("data", _DATA) for part in ("", "calibrate.", "search.", "evaluate.")},
+}
+"""Key -> where and what is wrong, in words."""
+
+_PLAIN = re.compile(r"[\w/.:@%~-]+")
 
 
 def main() -> None:
@@ -53,6 +61,27 @@ def main() -> None:
     finally:
         if listening:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; the interpreter takes down what it has loaded
+
+
+def missing_file(arguments: Sequence[str], folder: Path) -> str | None:
+    """Return the fault of a file that the command line names, or None, before anything is loaded.
+
+    Only plain values count (no lists of a sweep, no references), and only keys that are always files. The checks of the
+    configuration, which come later and use the same words, do the rest.
+    """
+    if any(argument.startswith("-") for argument in arguments):
+        return None  # --help and --cfg answer whatever else is given
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in FILES or not _PLAIN.fullmatch(value) or value == "null":
+            continue
+        path = folder / Path(value).expanduser()
+        where, what = FILES[key]
+        if not path.exists():
+            return f"{where}: {path}: {what.format(key=key)}"
+        if key == "model.path" and (other := foreign_format(path)) is not None:
+            return f"{where}: {path}: {other}"
+    return None
 
 
 def _check_names(arguments: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
-"""What calibrated ranges alone say against integers: masks, outliers, tensors that never varied, parts far apart.
+"""Find reasons against integers in calibrated ranges: masks, outliers, tensors that never varied, parts far apart.
 
-A scale serves all values of a tensor. Where a mask of -3.4e38 is added to attention scores, or a Concat joins boxes of
-several hundred with probabilities, the step of the common scale is greater than every value that matters. A tensor that
-depends on an input and was constant in all calibration samples (the mask of samples that were never padded) has a range
-that says nothing of other samples.
+One scale serves all values of a tensor. A mask of -3.4e38 may be added to attention scores, or a Concat may join boxes
+of several hundred with probabilities. Then the step of the common scale is larger than every value that matters. A
+tensor that depends on an input may be constant in all calibration samples, as the mask of samples without padding. Its
+range is not valid for other samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantpipe.oprules.masks import ADDING, JOINING, OF_SHAPES, SELECTING
 from quantpipe.types import Kernel, Profile, TensorStats, Topology
 
 MASK_RATIO = 1e4
-"""A sentinel is so many times as large as the values it is added to: eight bits keep none of these beside it."""
+"""A sentinel is so many times as large as the values it is added to: eight bits keep none of these next to it."""
 TWO_VALUED_RATIO = 64.0
 """The same of a mask that is 0 or one other value, such as -10000: eight bits keep two steps of the rest a side."""
 
@@ -36,7 +36,7 @@ MOST = 0.9
 
 
 class FindingKind(StrEnum):
-    """Name what a range says."""
+    """Name a reason."""
 
     MASK = "mask"
     CONSTANT = "constant in calibration"
@@ -60,10 +60,10 @@ class RangeFinding:
 
 
 def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[RangeFinding, ...]:
-    """Return what the ranges of operands say, in execution order, outliers behind the rest.
+    """Return the findings about ranges of operands, in execution order, outliers after the rest.
 
     `profile`: Statistics of activations; tensors without any are passed over. `nodes`: The kernels of the topology that
-    could run in float; outliers are looked for in front of all weights.
+    could run in float; outliers are looked for in the operands of all weights.
     """
     found: list[RangeFinding] = []
     for kernel in topology.kernels:
@@ -130,7 +130,7 @@ def depends_on_values(graph: Graph, tensor: str) -> bool:
 
 
 def readers_of(graph: Graph, nodes: Collection[str]) -> frozenset[str]:
-    """Return the nodes that read what `nodes` give, also behind what only moves values: they have its range, too."""
+    """Return the nodes that read results of `nodes`, also after ops that only move values and so keep the range."""
     found: set[str] = set()
     waiting = [graph.by_name[name] for name in nodes]
     while waiting:

@@ -1,13 +1,16 @@
-"""Which moves are worth it, by measured losses, within a budget of evaluations.
+"""Select the moves that are worth their cost, by measured losses, within a budget of evaluations.
 
-The order is from certain to doubtful. First what ranges say. Then the decode tail of a detector, where that is what
-the loss is from. Then whether ranges that hold everything lose less than estimated ones, which costs one measurement
-where they do not. Then, while the loss is beyond repair, more bits, where the device has some: all of them, which
-shows what they could gain at most, and as few as reach the aim. Then all light moves into float at once, and where
-they are not enough the layers that do an eighth of the multiplications together; each of them taken back alone, which
-shows what it is needed for; as many taken back as the loss allows, those that save most for the smallest harm first;
-what is left is split, as long as the budget lasts. Last, single moves of layers that multiply, each of which must
-fix a good part of the loss.
+The order is from certain to doubtful:
+
+1. Findings about ranges.
+2. The decode tail of a detector, if it causes the loss.
+3. Ranges that cover everything, if they lose less than estimated ones; otherwise this costs one measurement.
+4. More bits, while the loss is too large and if the device has them: all, which shows the maximum gain; then as few as
+   reach the aim.
+5. All light moves into float at once. If they are not enough, the layers that do an eighth of the multiplications, too.
+   Each is taken back alone, which shows its share. As many are taken back as the loss allows, the best saving per harm
+   first. The remaining ones are split while the budget lasts.
+6. Single moves of layers that multiply. Each must regain a good part of the loss.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from quantpipe.annotate.tail import TAIL
-from quantpipe.precision.float_moves import PrecisionMove, named
+from quantpipe.scoring.precision.float_moves import PrecisionMove, named
 
 Measured = tuple[float, float]
 """(loss, cost) of a set of nodes in float; the loss is infinite where the device cannot express it."""
@@ -68,7 +71,7 @@ class Selection:
         raised: Scale groups that may have more bits, with the weights that are multiplied by them.
         light: Other nodes that multiply nothing.
         heavy: Nodes that multiply.
-        tail: Nodes behind the last layers, which are float together, or none of them by this.
+        tail: Nodes after the last layers, which are float together or not at all.
         above: The loss up to which nothing moves into float.
         aim: The loss to reach.
         moved: The answer so far.
@@ -133,7 +136,7 @@ class Selection:
         return found
 
     def _tail(self, before: Measured) -> Measured:
-        """Everything behind the last layers in float, where the loss is beyond the aim: it hardly multiplies."""
+        """Try everything after the last layers in float, where the loss is beyond the aim: it hardly multiplies."""
         if before[0] <= self.aim or not self.tail - self.moved:
             return before
         return self._worth(f"float:{TAIL}: everything after the last layers in float", before, self.tail)
@@ -195,7 +198,7 @@ class Selection:
         return self._fewer(start, [m for m in order if self.moved.issuperset(m.nodes)], goal, found)
 
     def _fewer(self, kept: frozenset[str], moves: Sequence[PrecisionMove], goal: float, found: Measured) -> Measured:
-        """Without those that the others do without, the least worthy first; then parts of what is left, in halves."""
+        """Take back moves that the others do not need, the smallest gain first; then split the remaining ones."""
         waiting = [move for move in reversed(moves) if len(moves) > 1] + [h for m in moves for h in m.halves()]
         for part in waiting:
             nodes = self.moved - (set(part.nodes) - kept)
@@ -255,7 +258,7 @@ class Selection:
         return found, order[:low]
 
     def _split(self, kept: frozenset[str], moves: Iterable[PrecisionMove], goal: float, found: Measured) -> Measured:
-        """What is left in float, in halves: a role of which one block needs float need not be float in all."""
+        """Split the remaining moves in two: if one block of a role needs float, the others may not."""
         waiting = [half for move in moves for half in move.halves()]
         while waiting:
             part = waiting.pop(0)

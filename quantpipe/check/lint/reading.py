@@ -36,7 +36,7 @@ from quantpipe.types import DType
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """Hold a tensor in integers. `scale` and `zero` are None if the file has no such values; `values` of a constant."""
+    """Hold a tensor in integers. `scale` and `zero` may be missing in the file; `values` of a constant."""
 
     tensor: str
     dtype: str
@@ -50,7 +50,7 @@ class QuantizedOp:
     """Describe one op on stored tensors.
 
     `node` has the ports of the float op, and the constant that a weight is made from in the weight's place, so that
-    OP_RULES can read it. `output` is None where the result is a float or an accumulator.
+    OP_RULES can read it. `output`: None where the result is a float or an accumulator.
     """
 
     node: Node

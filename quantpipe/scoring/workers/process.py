@@ -21,8 +21,16 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from quantpipe.errors import WorkerError
-from quantpipe.executors.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, kind_of, worker_count
 from quantpipe.graph.execute import available_cores
+from quantpipe.scoring.workers.executor import (
+    IN_FLIGHT,
+    Measure,
+    ScorerFactory,
+    ShouldPrune,
+    in_order,
+    kind_of,
+    worker_count,
+)
 from quantpipe.search.option_checks import real
 from quantpipe.types import Point, Score
 

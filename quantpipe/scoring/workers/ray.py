@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from quantpipe.errors import ConfigError, WorkerError
-from quantpipe.executors.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
 from quantpipe.graph.execute import available_cores
+from quantpipe.scoring.workers.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
 from quantpipe.search.option_checks import whole
 from quantpipe.types import Point, Score
 

@@ -1,7 +1,7 @@
-"""What may be left in float together: nodes with the same role in repeated blocks are one move.
+"""Group nodes that may be left in float together: nodes with the same role in repeated blocks are one move.
 
-A transformer of six layers adds six masks and twelve residuals. No single one of them brings back what all six lost, so
-that a search by single nodes sees no gain anywhere; the role is the unit that measurements can tell something of.
+A transformer of six layers adds six masks and twelve residuals. No single node regains the loss of all six, so a search
+by single nodes sees no gain anywhere. Measurements of a role do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PrecisionMove:
         return self.share > 0
 
     def halves(self) -> tuple[PrecisionMove, ...]:
-        """Return the two halves in execution order; nothing of a single node."""
+        """Return the first and the second half in execution order; nothing for a single node."""
         middle = len(self.nodes) // 2
         if middle == 0:
             return ()
@@ -45,7 +45,7 @@ class PrecisionMove:
 
 
 def named(move: PrecisionMove) -> str:
-    """Return what a table says of a move: the op, how many, the first and the last node."""
+    """Return a move as text: the op, the number of nodes, the first and the last node."""
     if len(move.nodes) == 1:
         return f"{move.op} {move.nodes[0]}"
     return f"{len(move.nodes)} x {move.op}: {move.nodes[0]} to {move.nodes[-1]}"
@@ -54,8 +54,8 @@ def named(move: PrecisionMove) -> str:
 def moves_of(graph: Graph, nodes: Collection[str]) -> tuple[PrecisionMove, ...]:
     """Return the roles that `nodes` fall into, in execution order of their first nodes.
 
-    Two nodes have one role where they have the same op, constants of the same shapes, and neighbours of the same roles
-    up to `STEPS` away (colours of Weisfeiler and Lehman); fewer steps where that makes more than `MOST_ROLES` roles.
+    Two nodes have one role if their op, the shapes of their constants, and the roles of their neighbours up to `STEPS`
+    away are equal (colours of Weisfeiler and Lehman). If that makes more than `MOST_ROLES` roles, fewer steps count.
     """
     chosen = [node for node in graph.nodes if node.name in nodes]
     total = sum(macs(node, graph) for node in graph.nodes) or 1
