@@ -9,14 +9,10 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
 
 from quantpipe.passwords import conceal
 from quantpipe.passwords import printable as printable  # also for the checker, which imports this module alone
-
-W = TypeVar("W", bound=StrEnum)
 
 MOST = 2400
 """Characters of a message; its end, which says what would be legal, is kept."""
@@ -107,17 +103,6 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""
-
-
-def word_of(kind: type[W], value: object, where: str, also: str = "") -> W:
-    """Return the member of an enumeration that a value names; `also` are further legal words for the error.
-
-    Raises ConfigError, with a near word, for any other value.
-    """
-    legal = [str(word) for word in kind]
-    if str(value) not in legal:
-        raise ConfigError(f"is {value!r}{nearest(str(value), legal)}; legal are {also}{', '.join(legal)}", where=where)
-    return kind(str(value))
 
 
 def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) -> None:

@@ -24,6 +24,7 @@ from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.oprules.float_ops import OF_TYPES, QUANTIZED, QUANTIZED_OPS
 from quantpipe.oprules.scores import VIEWS
+from quantpipe.option_checks import is_integer
 from quantpipe.types import AddInputs, FloatType, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 from quantpipe.types.structure import DEFAULT
@@ -120,7 +121,7 @@ def _channels(given: Any) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for name, channels in (given or {}).items():
         listed = isinstance(channels, Sequence) and not isinstance(channels, str) and bool(channels)
-        if not listed or not all(isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in channels):
+        if not listed or not all(is_integer(c, 0) for c in channels):
             raise ConfigError(f"{name} has {channels!r}; {legal}", where=where)
         found[str(name)] = tuple(channels)
     return found

@@ -8,7 +8,6 @@ is never held in integers).
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.option_checks import is_integer, is_number
 from quantpipe.types import DType
 
 WHERE = "annotate.constraints"
@@ -128,7 +128,7 @@ def _read(pattern: str, value: Any) -> Constraint:
             return Constraint(kind, pattern, low=low, high=high)
         case ConstraintKind.ANY:
             bits = plain["bits"]
-            if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
+            if not is_integer(bits, 2, 16):
                 raise _error(pattern, f"bits is {bits!r}; legal are 2 to 16")
             return Constraint(kind, pattern, bits=bits)
         case _:
@@ -146,7 +146,7 @@ def _numbers(pattern: str, plain: Mapping[str, Any], field: str, positive: bool 
 
 def _number(pattern: str, plain: Mapping[str, Any], field: str, positive: bool = False) -> float:
     value = plain[field]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         raise _error(pattern, f"{field} is {value!r}; it must be a number")
     if positive and value <= 0:
         raise _error(pattern, f"{field} is {value!r}; it must be above 0")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.option_checks import is_integer
 from quantpipe.types import Choice, ChoiceSpace, LeftOutPart, OptionValue
 from quantpipe.types.choice_key import ChoiceKind
 
@@ -120,5 +121,5 @@ def _matching(left: Mapping[str, Choice], pattern: str, where: str) -> list[str]
 
 def _option(value: Any, where: str, legal: str) -> None:
     word = isinstance(value, str) and value.isidentifier()
-    if not word and (not isinstance(value, int) or isinstance(value, bool)):
+    if not word and not is_integer(value):
         raise ConfigError(f"is {value!r}; legal is {legal}", where=where)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,13 @@ from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
 from quantpipe.errors import ArtifactError, ConfigError
 from quantpipe.explain.diagnosis import diagnose
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.effort import EffortBudget
 from quantpipe.pipeline.explain_settings import TRAINING, ShippedOptions
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 from quantpipe.train.train_options import TrainOptions
+from quantpipe.types import DiagnosisPart, Profile, RunReport
 from quantpipe.version import __version__
 
 THRESHOLDS = ("max_range", "percentile", "mse", "kl")
@@ -102,8 +104,11 @@ def shipped() -> ShippedOptions:
     return ShippedOptions(thresholds, recover_options(compose.option("recover", "default")), trial)
 
 
-diagnosis = partial(diagnose, shipped=shipped)
-"""Find the faults of a result that misses its objective, as `pipeline.open_run` takes it."""
+def diagnosis(
+    job: RunContext, found: SearchDecision, profile: Profile | None, report: RunReport, *, budget: EffortBudget
+) -> DiagnosisPart | None:
+    """Return the faults of a result that misses its objective, as `pipeline.open_run` takes it."""
+    return diagnose(job, found, profile, report, budget=budget, shipped=shipped)
 
 
 def _refuse_other_version(report: Mapping[str, Any], path: Path) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantpipe.errors import ConfigError, word_of
+from quantpipe.errors import ConfigError
 from quantpipe.graph.custom_ops import KEY, use_custom_ops
+from quantpipe.option_checks import word_of
 from quantpipe.types import Keep, RandomOps
 
 

@@ -35,6 +35,7 @@ from quantpipe.hardware.bodies import Bodies, body_forms, read_bodies
 from quantpipe.hardware.cells import Recurrent, cell_forms, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.metrics.detection_outputs import DetectionOptions
+from quantpipe.option_checks import integer
 from quantpipe.passwords import concealed
 from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.explain_settings import ExplainSettings
@@ -241,7 +242,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
         ),
         verify=str(plain["verify"]),
         verbosity=str(plain["verbosity"]),
-        seed=_seed(plain["seed"]),
+        seed=integer("seed", plain["seed"], least=0),
         folder=start.folder,
         resume_command=start.resume_command,
         tracker=make(plain["tracking"], "tracking", plugins, launch_folder=str(launch), parent_key=start.sweep),
@@ -389,9 +390,3 @@ def _explain(given: Mapping[str, Any], launch: Path) -> ExplainSettings:
 
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
     return _path(given["load"], "profile.load", launch) if given.get("load") else None
-
-
-def _seed(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"is {value!r}; legal is an integer from 0 on", where="seed")
-    return value

@@ -20,6 +20,7 @@ from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.samples import Skipped, SourceSamples
 from quantpipe.data.source import Source
 from quantpipe.errors import ConfigError, DataError, nearest
+from quantpipe.option_checks import flag, is_integer, one_of
 from quantpipe.types import Samples, TensorInfo
 
 log = logging.getLogger(__name__)
@@ -88,16 +89,12 @@ class Handling:
 
     def __post_init__(self) -> None:
         for name in ("shuffle", "force_few"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"is {getattr(self, name)!r}; legal are true and false.", where=f"dataset.{name}")
-        if self.duplicates not in DUPLICATES:
-            raise ConfigError(f"is {self.duplicates!r}; legal are {', '.join(DUPLICATES)}.", where="dataset.duplicates")
-        if self.doubts not in DOUBTS:
-            raise ConfigError(f"is {self.doubts!r}; legal are {', '.join(DOUBTS)}.", where="dataset.doubts")
-        if self.on_error not in ON_ERROR:
-            raise ConfigError(f"is {self.on_error!r}; legal are {', '.join(ON_ERROR)}.", where="dataset.on_error")
+            flag(f"dataset.{name}", getattr(self, name))
+        one_of("dataset.duplicates", self.duplicates, DUPLICATES)
+        one_of("dataset.doubts", self.doubts, DOUBTS)
+        one_of("dataset.on_error", self.on_error, ON_ERROR)
         reset = self.state_reset
-        if reset not in RESETS and (not isinstance(reset, int) or isinstance(reset, bool) or reset < 1):
+        if reset not in RESETS and not is_integer(reset, 1):
             raise ConfigError(
                 f"is {reset!r}; legal are auto (where the data begin a sequence), never, or a number of samples.",
                 where="dataset.state_reset",
@@ -247,7 +244,7 @@ def _without_shared(
 
 
 def _limit(role: str, limit: Any) -> int | None:
-    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1):
+    if limit is None or is_integer(limit, 1):
         return limit
     raise ConfigError(f"{limit!r} must be null (all) or an integer above 0.", where=f"dataset.samples.{role}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from quantpipe.errors import word_of
 from quantpipe.graph.rewrites.bodies import IF, LOOP, SCAN
 from quantpipe.oprules import OP_RULES, Family
+from quantpipe.option_checks import word_of
 from quantpipe.types import NO_BODIES, BodyForms, HardwareSpec
 
 SELECT = "Where"

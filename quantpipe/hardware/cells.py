@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from quantpipe.errors import ConfigError, word_of
+from quantpipe.errors import ConfigError
 from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
+from quantpipe.option_checks import word_of
 from quantpipe.types import NO_CELLS, CellForms, HardwareSpec
 
 

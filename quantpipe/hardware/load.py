@@ -22,6 +22,7 @@ from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.stored_tables import read_tables
 from quantpipe.hardware.vectors import VECTOR_STEPS
 from quantpipe.oprules import OP_RULES, Family
+from quantpipe.option_checks import is_integer
 from quantpipe.types import (
     ActivationLimits,
     AddInputs,
@@ -273,7 +274,7 @@ def _first_last(reader: Reader, data: Data) -> int | None:
     bits = data.get("first_last_bits")
     if bits is None:
         return None
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
+    if not is_integer(bits, 2, 16):
         raise reader.error("first_last_bits", f"is {bits!r}; legal are 2 to 16, or null")
     return bits
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Data, Reader
 from quantpipe.oprules import OP_RULES
+from quantpipe.option_checks import is_number
 from quantpipe.types.kernel import PatternCall, PatternStep
 
 LEGAL = "a line per value, such as {y: Conv(x, w), z: HardSwish(y) | LeakyRelu(y)}"
@@ -73,7 +74,7 @@ def _call(reader: Reader, node: ast.expr, field: str) -> PatternCall:
         number = _literal(argument)
         if isinstance(argument, ast.Name):
             arguments.append(argument.id)
-        elif isinstance(number, int | float) and not isinstance(number, bool):
+        elif is_number(number):
             arguments.append(float(number))
         else:
             raise reader.error(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.legality import CONDITIONS, WORDS
 from quantpipe.oprules import FLOAT_OPS, OP_RULES, Family
+from quantpipe.option_checks import is_integer, is_number
 from quantpipe.types import (
     MULTIPLIER_BITS,
     Accumulator,
@@ -142,14 +143,14 @@ class Reader:
     def bits(self, part: Data, field: str) -> int:
         """Return the bits of a section, 2 to 16; 8 where it does not say."""
         value = part.get("bits", 8)
-        if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 16:
+        if not is_integer(value, 2, 16):
             raise self.error(f"{field}.bits", f"is {value!r}; legal are 2 to 16")
         return value
 
     def raised(self, part: Data, field: str) -> int:
         """Return the bits that tensors of a section may be raised to; 0 where it does not say."""
         value, least = part.get("raise_to"), self.bits(part, field)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 16):
+        if value is not None and not is_integer(value, least, 16):
             raise self.error(f"{field}.raise_to", f"is {value!r}; legal are {field}.bits, which is {least}, to 16")
         return value or 0
 
@@ -166,7 +167,7 @@ class Reader:
 
     def whole(self, value: object, field: str, least: int) -> int:
         """Return an integer of at least `least`."""
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_integer(value, least):
             raise self.error(
                 field,
                 f"is {value!r}; it needs positive numbers from 1"
@@ -183,7 +184,7 @@ class Reader:
         value = part.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+        if not is_number(value) or value < least:
             raise self.error(f"{field}.{key}", f"is {value!r}; legal are numbers from {least:g}")
         return float(value)
 
@@ -246,7 +247,7 @@ class Reader:
         """
         part = self.section({field: value}, field, ("dtype", "overflow", "bits"), "dtype")
         bits = part.get("bits") or 0
-        known = isinstance(bits, int) and not isinstance(bits, bool) and LEAST_SUM_BITS <= bits <= MOST_SUM_BITS
+        known = is_integer(bits, LEAST_SUM_BITS, MOST_SUM_BITS)
         if bits and not known:
             raise self.error(f"{field}.bits", f"is {bits!r}; legal are {LEAST_SUM_BITS} to {MOST_SUM_BITS}, or a dtype")
         least = next((dtype for dtype in ACCUMULATORS if dtype.bits >= bits), None) if bits else None
@@ -273,7 +274,7 @@ class Reader:
                 f"{field}.scale", f"is {part.get('scale')!r}; legal are numbers above 0, such as 0.0078125 or 1/128"
             )
         zero = part.get("zero_point", 0)
-        if isinstance(zero, bool) or not isinstance(zero, int):
+        if not is_integer(zero):
             raise self.error(f"{field}.zero_point", f"is {zero!r}; legal are integers")
         return scale, zero
 

@@ -17,6 +17,7 @@ from quantpipe.metrics.boxes import BoxLayout
 from quantpipe.metrics.detections import DetectionLayout, Slice, places_and_values
 from quantpipe.oprules.chosen import is_chosen
 from quantpipe.oprules.parts import parts_of
+from quantpipe.option_checks import illegal, is_integer, is_number, one_of
 
 AUTO, NONE = "auto", "none"
 
@@ -43,18 +44,17 @@ class DetectionOptions:
 
     def __post_init__(self) -> None:
         layouts = [AUTO, *(layout.value for layout in BoxLayout)]
-        if self.layout not in layouts:
-            raise _illegal("layout", self.layout, ", ".join(layouts) + nearest(str(self.layout), layouts))
+        one_of("detections.layout", self.layout, layouts)
         for name in ("boxes", "scores", "classes", "objectness"):
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "boxes"):
-                raise _illegal(name, value, "an output, or some entries of it such as output0@0:4")
-        if self.background is not None and (isinstance(self.background, bool) or not isinstance(self.background, int)):
-            raise _illegal("background", self.background, "null, or the number of a score")
+                raise illegal(f"detections.{name}", value, "an output, or some entries of it such as output0@0:4")
+        if self.background is not None and not is_integer(self.background):
+            raise illegal("detections.background", self.background, "null, or the number of a score")
         if not _share(self.score_above):
-            raise _illegal("score_above", self.score_above, "a number from 0 to 1")
+            raise illegal("detections.score_above", self.score_above, "a number from 0 to 1")
         if self.nms_iou not in (AUTO, None) and not _share(self.nms_iou):
-            raise _illegal("nms_iou", self.nms_iou, "auto, null, or a number from 0 to 1")
+            raise illegal("detections.nms_iou", self.nms_iou, "auto, null, or a number from 0 to 1")
         told = [name for name in ("scores", "classes", "objectness", "background") if getattr(self, name) is not None]
         if told and self.boxes in (AUTO, NONE):
             raise ConfigError(
@@ -209,8 +209,4 @@ def _together(graph: Graph, output: str, *, loosely: bool) -> DetectionLayout | 
 
 
 def _share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _illegal(key: str, value: object, legal: str) -> ConfigError:
-    return ConfigError(f"is {value!r}; legal is {legal}", where=f"detections.{key}")
+    return is_number(value) and 0 <= value <= 1

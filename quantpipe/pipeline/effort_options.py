@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantpipe.errors import ConfigError
-from quantpipe.search.option_checks import real
+from quantpipe.option_checks import number
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class EffortOptions:
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        real("effort.passes", self.passes)
+        number("effort.passes", self.passes)
         if self.passes < 1:
             raise ConfigError(
                 f"is {self.passes:g}, and the float model alone takes one pass; legal is 1 and above",
                 where="effort.passes",
             )
         for name in ("explain_passes", "session_passes", "baseline_passes", "least_seconds"):
-            real(f"effort.{name}", getattr(self, name), least=0.0)
-        real("effort.evaluated", self.evaluated, above=0.0)
+            number(f"effort.{name}", getattr(self, name), least=0.0)
+        number("effort.evaluated", self.evaluated, above=0.0)
         if self.evaluated > 1:
             raise ConfigError(f"is {self.evaluated:g}; legal is a share, up to 1", where="effort.evaluated")
         if self.max_seconds is not None:
-            real("effort.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
+            number("effort.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.ruled import WeightMethod
+from quantpipe.option_checks import integer
 from quantpipe.recover import RecoverOptions
-from quantpipe.search.option_checks import whole
 from quantpipe.train.train_options import TrainOptions
 
 TRAINING = "lsq"
@@ -34,9 +34,9 @@ class ExplainSettings:
     per_channel: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        whole("explain.apply", self.apply, least=0)
-        whole("explain.culprits", self.culprits, least=1)
-        whole("explain.samples", self.samples, least=1)
+        integer("explain.apply", self.apply, least=0)
+        integer("explain.culprits", self.culprits, least=1)
+        integer("explain.samples", self.samples, least=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import ArtifactError, nearest
+from quantpipe.option_checks import is_integer
 from quantpipe.search import front, read_trials
 from quantpipe.types import ChoiceSpace, OptionValue, Point
 from quantpipe.types.choice_key import OF_RANGES, STRUCTURAL, ChoiceKind
@@ -114,17 +115,13 @@ def _of_strategy(path: Path, content: bytes, space: ChoiceSpace) -> Mapping[str,
     assignment: dict[str, OptionValue] = {}
     for choice in space:
         given = [bits.pop(edge) for edge in choice.edges if edge in bits] if choice.kind == ChoiceKind.BITS else []
-        if given and all(_is_bits(value) for value in given):
+        if given and all(is_integer(value) for value in given):
             assignment[choice.key] = max(given)
         elif given:
             raise ArtifactError(f"gives {choice.key} {given[0]!r} bits", stage=STAGE, where=where)
         elif choice.kind in STRUCTURAL:
             assignment[choice.key] = structure.pop(choice.key, choice.options[0])
     return assignment | {str(name): 0 for name in (*bits, *structure)}
-
-
-def _is_bits(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _fitted(assignment: Mapping[str, OptionValue], space: ChoiceSpace) -> _Fit:

@@ -16,9 +16,10 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.calibrate.rules import Rule
 from quantpipe.data.splits import Splits
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.metrics.reference import ValueOf
+from quantpipe.option_checks import flag, integer, number, one_of
 from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, TimesSettings, VectorSettings, refuse_runs
@@ -26,7 +27,6 @@ from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.scoring.workers import Executor
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
-from quantpipe.search.option_checks import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
 from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, RandomOps, Schema, TensorInfo
@@ -79,17 +79,16 @@ class SearchSettings:
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        _legal("search.weights", self.weights, WEIGHTS)
-        whole("search.finalists", self.finalists, least=1)
-        if not isinstance(self.refine, bool):
-            raise ConfigError(f"is {self.refine!r}; legal is true or false", where="search.refine")
-        _legal("search.candidate_form", self.candidate_form, [kind.value for kind in EvaluatorKind])
+        one_of("search.weights", self.weights, WEIGHTS)
+        integer("search.finalists", self.finalists, least=1)
+        flag("search.refine", self.refine)
+        one_of("search.candidate_form", self.candidate_form, [kind.value for kind in EvaluatorKind])
         if self.max_evaluations is not None:
-            whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
+            integer("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
         if self.max_seconds is not None:
-            real("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
+            number("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
         if self.target is not None:
-            real("search.target", self.target, also=", or null for none")
+            number("search.target", self.target, also=", or null for none")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class CalibrateSettings:
             raise ConfigError(
                 f"is {self.memory_mb}; at least {LEAST_MEMORY_MB} MiB are needed", where="calibrate.memory_mb"
             )
-        _legal("calibrate.statistics", self.statistics, STATISTICS)
+        one_of("calibrate.statistics", self.statistics, STATISTICS)
         object.__setattr__(self, "per_channel", tuple(self.per_channel))
         if not self.cache:
             raise ConfigError("is empty; legal are auto, none and a folder", where="calibrate.cache")
@@ -132,9 +131,9 @@ class PrecisionSettings:
     max_evaluations: int = 30
 
     def __post_init__(self) -> None:
-        _legal("precision.mode", self.mode, PRECISION)
-        real("precision.loss_above", self.loss_above, least=0.0)
-        whole("precision.max_evaluations", self.max_evaluations, least=1)
+        one_of("precision.mode", self.mode, PRECISION)
+        number("precision.loss_above", self.loss_above, least=0.0)
+        integer("precision.max_evaluations", self.max_evaluations, least=1)
 
 
 @dataclass(frozen=True)
@@ -160,17 +159,14 @@ class EvaluateSettings:
 
     def __post_init__(self) -> None:
         for name in ("baseline", "explain"):
-            if getattr(self, name) not in ("auto", "none"):
-                raise ConfigError(f"is {getattr(self, name)!r}; legal are auto and none", where=f"evaluate.{name}")
+            one_of(f"evaluate.{name}", getattr(self, name), ("auto", "none"))
         for name in ("agreement_samples", "layer_samples", "latency_runs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"is {getattr(self, name)}; legal is 1 and above", where=f"evaluate.{name}")
+            integer(f"evaluate.{name}", getattr(self, name), least=1)
         if self.realized_samples is not None:
-            whole("evaluate.realized_samples", self.realized_samples, least=1, also=", or null for all")
+            integer("evaluate.realized_samples", self.realized_samples, least=1, also=", or null for all")
         if self.warn_sqnr_db is not None:
-            real("evaluate.warn_sqnr_db", self.warn_sqnr_db, also=", or null for no warning")
-        if not self.latency_seconds > 0:
-            raise ConfigError(f"is {self.latency_seconds}; legal is a number above 0", where="evaluate.latency_seconds")
+            number("evaluate.warn_sqnr_db", self.warn_sqnr_db, also=", or null for no warning")
+        number("evaluate.latency_seconds", self.latency_seconds, above=0)
 
 
 @dataclass(frozen=True)
@@ -181,7 +177,7 @@ class CheckSettings:
     shapes: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
-        _legal("check.format", self.format, FORMATS)
+        one_of("check.format", self.format, FORMATS)
         object.__setattr__(self, "shapes", self.shapes or {})
         if not isinstance(self.shapes, Mapping):
             raise ConfigError(f"is {self.shapes!r}; legal is {{input: [1,3,224,224]}}", where="check.shapes")
@@ -202,10 +198,9 @@ class ReplaySettings:
     trial: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.force, bool):
-            raise ConfigError(f"is {self.force!r}; legal is true or false", where="replay.force")
+        flag("replay.force", self.force)
         if self.trial is not None:
-            whole("replay.trial", self.trial, least=0, also=", or null for a strategy.json")
+            integer("replay.trial", self.trial, least=0, also=", or null for a strategy.json")
 
 
 class Console(Protocol):
@@ -314,16 +309,16 @@ class Settings:
         return self.recover.holdout
 
     def __post_init__(self) -> None:
-        _legal("command", self.command, COMMANDS)
-        _legal("verify", self.verify, VERIFY)
-        _legal("verbosity", self.verbosity, VERBOSITIES)
+        one_of("command", self.command, COMMANDS)
+        one_of("verify", self.verify, VERIFY)
+        one_of("verbosity", self.verbosity, VERBOSITIES)
         for stage in self.stages:
-            _legal("stages", stage, STAGES)
+            one_of("stages", stage, STAGES)
         if self.resident_mb < 0:
             raise ConfigError(f"is {self.resident_mb}; legal is 0 and above", where="model.resident_mb")
         if not self.stages:
             raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
-        _legal("threshold.weights.method", self.weight_method, get_args(WeightMethod))
+        one_of("threshold.weights.method", self.weight_method, get_args(WeightMethod))
         used = {f"threshold={self.choices.get('threshold', type(self.estimator).__name__)}": self.estimator}
         used |= {f"threshold.rules: {rule.text}": rule.estimator for rule in self.rules}
         reading = [name for name, estimator in used.items() if getattr(estimator, "needs_histogram", True)]
@@ -334,7 +329,7 @@ class Settings:
                 where="calibrate.statistics",
             )
         for name in self.objective:
-            _legal("objective", name, OBJECTIVE)
+            one_of("objective", name, OBJECTIVE)
         # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
         objective = Objective.of(ObjectiveOptions(**self.objective), FloatFigures(accuracy=0.0, start_cost=1.0))
         if objective.form is ObjectiveForm.PARETO and self.search.target is not None:
@@ -392,8 +387,3 @@ class Settings:
         for key, (given, needed, there) in idle.items():
             if given and not there:
                 raise ConfigError(f"is set, and has a meaning with {needed} only; leave it out, or add that", where=key)
-
-
-def _legal(key: str, value: str, legal: Sequence[str]) -> None:
-    if value not in legal:
-        raise ConfigError(f"is {value!r}{nearest(value, legal)}; legal are {', '.join(legal)}", where=key)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.variants import Topologies
 from quantpipe.errors import ArtifactError, ConfigError, nearest
+from quantpipe.option_checks import is_integer, is_number
 from quantpipe.pipeline.typed_json import misfit
 from quantpipe.types import (
     HardwareSpec,
@@ -171,7 +172,7 @@ def _bits(found: Mapping[str, int], topology: Topology, where: str) -> dict[str,
     sites += [((t.tensor,), t.edges, max(t.bits)) for t in topology.tables]
     for tensors, edges, most in sites:
         given = [_entry(found, e, where) for e in edges]
-        values = {v for v in given if isinstance(v, int) and not isinstance(v, bool) and 2 <= v <= most}
+        values = {v for v in given if is_integer(v, 2, most)}
         if len(values) != 1 or any(v != given[0] for v in given):
             raise ArtifactError(
                 f"the edges {', '.join(edges[:3])} share one decision; found bits "
@@ -236,9 +237,9 @@ def _read_range(value: Any, name: str, where: str, most: float = MOST) -> Range:
     low = high = value
     if isinstance(value, Mapping) and set(value) == {"low", "high"}:
         low, high = value["low"], value["high"]
-    elif _is_real(value):
+    elif is_number(value):
         low = -value
-    if _is_real(low) and _is_real(high) and -most <= low <= 0 <= high <= most:
+    if is_number(low) and is_number(high) and -most <= low <= 0 <= high <= most:
         return Range(float(low), float(high))
     raise ArtifactError(
         f"the threshold of {name} is {_short(value)}; legal is T for [-T, T] (T from 0 on), or low and high with zero "
@@ -246,10 +247,6 @@ def _read_range(value: Any, name: str, where: str, most: float = MOST) -> Range:
         stage="strategy",
         where=where,
     )
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:

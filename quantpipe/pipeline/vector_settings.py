@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantpipe.errors import ConfigError
-from quantpipe.search.option_checks import whole
+from quantpipe.option_checks import flag, integer
 
 OF_RUNS = ("compare", "sync", "export_vectors", "identify")
 """Commands that take runs=[…]."""
@@ -28,10 +28,9 @@ class VectorSettings:
     probes: bool = True
 
     def __post_init__(self) -> None:
-        whole("vectors.samples", self.samples, least=1)
-        whole("vectors.hex_samples", self.hex_samples, least=0)
-        if not isinstance(self.probes, bool):
-            raise ConfigError(f"is {self.probes!r}; legal is true or false", where="vectors.probes")
+        integer("vectors.samples", self.samples, least=1)
+        integer("vectors.hex_samples", self.hex_samples, least=0)
+        flag("vectors.probes", self.probes)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class TimesSettings:
     def __post_init__(self) -> None:
         if self.times is not None and not (isinstance(self.times, str) and self.times):
             raise ConfigError(f"is {self.times!r}; legal are null, here, or a CSV file", where="identify.times")
-        whole("identify.repeats", self.repeats, least=5)
+        integer("identify.repeats", self.repeats, least=5)
 
 
 OF_FINISHED_RUNS = {"vectors": VectorSettings, "identify": TimesSettings}

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quantpipe.option_checks import flag, integer, number, one_of
 from quantpipe.plan import Problem
-from quantpipe.recover.parameters import SEARCHED, at_least, flag, one_of, whole
+from quantpipe.recover.parameters import KEY, SEARCHED
 from quantpipe.recover.ranges import Ranges, chosen_ranges
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.threads import one_thread_each
@@ -43,12 +44,12 @@ class Walk:
     shortcuts: bool = True
 
     def __post_init__(self) -> None:
-        whole("rows", self.rows, 64)
-        one_of("rounding", self.rounding, SEARCHED)
-        at_least("ridge", self.ridge, 1e-6)
-        at_least("damping", self.damping, 1e-6)
-        at_least("shrinkage_factor", self.shrinkage_factor, 0)
-        flag("shortcuts", self.shortcuts)
+        integer(f"{KEY}.rows", self.rows, least=64)
+        one_of(f"{KEY}.rounding", self.rounding, SEARCHED)
+        number(f"{KEY}.ridge", self.ridge, least=1e-6)
+        number(f"{KEY}.damping", self.damping, least=1e-6)
+        number(f"{KEY}.shrinkage_factor", self.shrinkage_factor, least=0)
+        flag(f"{KEY}.shortcuts", self.shortcuts)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
-from quantpipe.recover.parameters import at_least, whole
+from quantpipe.option_checks import integer, number
+from quantpipe.recover.parameters import KEY
 from quantpipe.recover.work import NotApplicable, State, Work
 from quantpipe.types import DType, PowerOfTwo, Range, ScaleGroup, TensorSchema, TensorStats
 
@@ -36,9 +37,9 @@ class Ranges:
     tolerance: float = 2.0
 
     def __post_init__(self) -> None:
-        whole("evaluations", self.evaluations, 1)
-        whole("samples", self.samples, 1)
-        at_least("tolerance", self.tolerance, 1.0)
+        integer(f"{KEY}.evaluations", self.evaluations, least=1)
+        integer(f"{KEY}.samples", self.samples, least=1)
+        number(f"{KEY}.tolerance", self.tolerance, least=1.0)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quantpipe.search.option_checks import real, whole
+from quantpipe.option_checks import integer, number
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.max_evaluations is not None:
-            most = whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
+            most = integer("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
             object.__setattr__(self, "max_evaluations", most)
         if self.max_seconds is not None:
-            seconds = real("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
+            seconds = number("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
             object.__setattr__(self, "max_seconds", seconds)
         if self.target is not None:
-            object.__setattr__(self, "target", real("search.target", self.target, also=", or null for none"))
+            object.__setattr__(self, "target", number("search.target", self.target, also=", or null for none"))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.search.option_checks import check_enum, illegal, real, whole
+from quantpipe.option_checks import flag, illegal, integer, number, word_of
 from quantpipe.types import Score
 
 _SLACK = 1e-9
@@ -154,22 +154,24 @@ class Objective:
     over: Over = Over.MEAN
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metric", check_enum("objective.metric", self.metric, Metric))
-        object.__setattr__(self, "form", check_enum("objective.form", self.form, ObjectiveForm))
-        object.__setattr__(self, "cost", check_enum("objective.cost", self.cost, CostKind))
-        object.__setattr__(self, "over", check_enum("objective.over", self.over, Over))
+        object.__setattr__(self, "metric", word_of(Metric, self.metric, "objective.metric"))
+        object.__setattr__(self, "form", word_of(ObjectiveForm, self.form, "objective.form"))
+        object.__setattr__(self, "cost", word_of(CostKind, self.cost, "objective.cost"))
+        object.__setattr__(self, "over", word_of(Over, self.over, "objective.over"))
         if self.over is not Over.MEAN and self.metric in (Metric.CALLABLE, Metric.DETECTIONS):
             raise _meaningless("over", f"objective.metric={self.metric}", "objective.metric=auto", "mean")
         if self.over is Over.WORST_DECILE and self.metric is Metric.ACCURACY:
             raise _meaningless("over", "objective.metric=accuracy", "objective.metric=kl", "mean or worst_group")
-        object.__setattr__(self, "tolerance", real("objective.tolerance", self.tolerance, least=0.0))
+        object.__setattr__(self, "tolerance", number("objective.tolerance", self.tolerance, least=0.0))
         if self.cost_limit is not None:
-            object.__setattr__(self, "cost_limit", real("objective.cost_limit", self.cost_limit, above=0.0))
+            object.__setattr__(self, "cost_limit", number("objective.cost_limit", self.cost_limit, above=0.0))
         if self.weight is not None:
-            object.__setattr__(self, "weight", real("objective.weight", self.weight, least=0.0))
-        object.__setattr__(self, "cost_unit", real("cost of the most precise point", self.cost_unit, least=0.0) or 1.0)
-        whole("objective.latency_runs", self.latency_runs, least=5)
-        real("objective.latency_seconds", self.latency_seconds, above=0.0)
+            object.__setattr__(self, "weight", number("objective.weight", self.weight, least=0.0))
+        object.__setattr__(
+            self, "cost_unit", number("cost of the most precise point", self.cost_unit, least=0.0) or 1.0
+        )
+        integer("objective.latency_runs", self.latency_runs, least=5)
+        number("objective.latency_seconds", self.latency_seconds, above=0.0)
         needed = {
             "cost_limit": (ObjectiveForm.BEST_VALUE_WITHIN_COST, "a share or an amount"),
             "weight": (
@@ -188,8 +190,7 @@ class Objective:
             )
         if self.metric is not Metric.CALLABLE and self.target is not None:
             raise _meaningless("target", f"objective.metric={self.metric}", "objective.metric=callable")
-        if not isinstance(self.all_outputs, bool):
-            raise illegal("objective.all_outputs", self.all_outputs, "true or false")
+        flag("objective.all_outputs", self.all_outputs)
         if self.metric is not Metric.CALLABLE and self.all_outputs:
             raise _meaningless("all_outputs", f"objective.metric={self.metric}", "objective.metric=callable", "false")
 
@@ -200,7 +201,7 @@ class Objective:
         A `cost_limit` of at most 1 is a share of `start_cost`; above 1 it is in units of the cost. A latency counts in
         float models: it is a ratio already, and its unit is 1.
         """
-        kind = check_enum("objective.metric", options.metric, Metric)
+        kind = word_of(Metric, options.metric, "objective.metric")
         reference = 0.0
         if kind is Metric.ACCURACY:
             if figures.accuracy is None:
@@ -216,13 +217,13 @@ class Objective:
             reference = 0.0 if figures.value is None else float(figures.value)
         start_cost, cost_limit = figures.start_cost, options.cost_limit
         measured = cost_kind(options.cost) is CostKind.LATENCY
-        if cost_limit is not None and not measured and real("objective.cost_limit", cost_limit, above=0.0) <= 1.0:
+        if cost_limit is not None and not measured and number("objective.cost_limit", cost_limit, above=0.0) <= 1.0:
             if start_cost is None:
                 raise ValueError("a cost limit that is a share needs start_cost")
             cost_limit = cost_limit * start_cost
         return cls(
             metric=kind,
-            form=check_enum("objective.form", form_of(options.form, cost_limit, options.weight), ObjectiveForm),
+            form=word_of(ObjectiveForm, form_of(options.form, cost_limit, options.weight), "objective.form"),
             tolerance=options.tolerance,
             cost=cost_kind(options.cost),
             reference_value=reference,
@@ -234,7 +235,7 @@ class Objective:
             latency_seconds=options.latency_seconds,
             outputs=weights(options.outputs),
             all_outputs=options.all_outputs,
-            over=check_enum("objective.over", options.over, Over),
+            over=word_of(Over, options.over, "objective.over"),
         )
 
     @property
@@ -349,7 +350,7 @@ def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
         return ()
     if not isinstance(given, Mapping):
         raise illegal("objective.outputs", given, "null, or weights by output such as {boxes: 2, scores: 1}")
-    return tuple((str(name), real(f"objective.outputs: {name}", value, least=0.0)) for name, value in given.items())
+    return tuple((str(name), number(f"objective.outputs: {name}", value, least=0.0)) for name, value in given.items())
 
 
 def _meaningless(name: str, here: str, there: str, idle: str = "null") -> ConfigError:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quantpipe.errors import nearest
+from quantpipe.option_checks import illegal
 from quantpipe.search.objective import Metric, Objective
-from quantpipe.search.option_checks import illegal
 from quantpipe.types import Trial
 
 _LEGAL = "knee, within:X (lowest cost with a loss of at most X) or best (highest value)"

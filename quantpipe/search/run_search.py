@@ -8,10 +8,10 @@ from enum import StrEnum
 import numpy as np
 
 from quantpipe.errors import ConfigError
+from quantpipe.option_checks import integer
 from quantpipe.search.algorithm import Algorithm
 from quantpipe.search.evaluator import BudgetExhausted, Evaluator, TargetReached
 from quantpipe.search.objective import Objective
-from quantpipe.search.option_checks import whole
 from quantpipe.search.pareto import front
 from quantpipe.types import ChoiceSpace, Point, Score, Trial
 
@@ -59,7 +59,7 @@ def run_search(
     """
     if evaluator.objective != objective:
         raise ValueError(f"the evaluator keeps the best by another objective: {evaluator.objective} and {objective}")
-    rng = np.random.default_rng(whole("seed", seed, least=0))
+    rng = np.random.default_rng(integer("seed", seed, least=0))
     stopped = Stopped.DONE
     try:
         algorithm(space, evaluator, objective, rng)

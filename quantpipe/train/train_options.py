@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError
+from quantpipe.option_checks import integer, number, one_of
 from quantpipe.types import Granularity, PowerOfTwo, Symmetry, TensorSchema
 
 WEIGHTS = ("none", "ste", "lsq", "dorefa", "dsq", "qil", "adaround")
@@ -72,13 +72,13 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for key, legal in LEGAL.items():
-            self._one_of(key, legal)
+            one_of(f"train.{key}", getattr(self, key), legal)
         for key, least in LEAST.items():
-            value = getattr(self, key)
-            if not least <= value < inf:
-                raise ConfigError(f"is {value}; legal is {least} and above, and finite", where=f"train.{key}")
-        if not 0 <= self.drop < 1:
-            raise ConfigError(f"is {self.drop}; legal is 0 and above, and less than 1", where="train.drop")
+            if isinstance(least, int):
+                integer(f"train.{key}", getattr(self, key), least=least)
+            else:
+                number(f"train.{key}", getattr(self, key), least=least)
+        number("train.drop", self.drop, least=0, below=1)
         self._refuse_contradictions()
 
     @property
@@ -90,12 +90,6 @@ class TrainOptions:
     def needs_labels(self) -> bool:
         """Return whether the loss reads labels."""
         return self.loss != "outputs"
-
-    def _one_of(self, key: str, legal: Sequence[object]) -> None:
-        value = getattr(self, key)
-        if value not in legal or isinstance(value, bool):
-            near = nearest(str(value), [str(entry) for entry in legal])
-            raise ConfigError(f"is {value!r}{near}; legal are {', '.join(map(str, legal))}", where=f"train.{key}")
 
     def _refuse_contradictions(self) -> None:
         if self.weights == "adaround" and self.weight_decay:

@@ -95,7 +95,7 @@ def test_a_result_that_meets_its_objective_has_none(tmp_path: Path) -> None:
 
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluate\.explain.*auto and none"):
+    with pytest.raises(ConfigError, match=r"evaluate\.explain.*auto, none"):
         result(tmp_path / "run", "always")
 
 

@@ -398,7 +398,7 @@ def test_weights_of_four_bits_are_equalized_whatever_their_ranges() -> None:
 
 
 def test_a_word_that_is_none_of_equalizes_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match="per_channel='maybe'; legal are true, false and auto"):
+    with pytest.raises(ConfigError, match="per_channel: is 'maybe'; legal are true, false, auto"):
         RecoverOptions(({"name": "equalize", "per_channel": "maybe"},))
 
 

@@ -104,9 +104,9 @@ def test_configuration() -> None:
 @pytest.mark.parametrize(
     ("change", "key", "legal"),
     [
-        ({"metric": "acuracy"}, "objective.metric", "accuracy, kl, mse, detections, callable.*did you mean 'accuracy'"),
+        ({"metric": "acuracy"}, "objective.metric", "did you mean 'accuracy'.*accuracy, kl, mse, detections, callable"),
         ({"metric": "accuracy"}, "objective.metric", "without labels give kl or mse"),
-        ({"form": "parato"}, "objective.form", "best_value_within_cost, weighted, pareto.*did you mean 'pareto'"),
+        ({"form": "parato"}, "objective.form", "did you mean 'pareto'.*best_value_within_cost, weighted, pareto"),
         ({"form": "weighted"}, "objective.weight", "what the cost of the most precise point is worth"),
         ({"weight": 0.1}, "objective.weight", "no meaning.*objective.form=weighted"),
         ({"form": "weighted", "weight": -1}, "objective.weight", "at least 0"),

@@ -14,6 +14,7 @@ from quantpipe.calibrate.estimators.legal import Estimator
 from quantpipe.calibrate.estimators.mse import MSE
 from quantpipe.calibrate.estimators.over_base import OverBase
 from quantpipe.errors import ConfigError
+from quantpipe.option_checks import is_number
 from quantpipe.types import Range
 from quantpipe.types.layer_views import Layer, LayerDecision, Views
 
@@ -61,7 +62,7 @@ class OutputError(OverBase):
     def __post_init__(self) -> None:
         if isinstance(self.base, OutputError):
             raise ConfigError("threshold.activations.base cannot be output_error itself")
-        if isinstance(self.passes, bool) or not isinstance(self.passes, int | float) or not 0 < self.passes <= 16:
+        if not is_number(self.passes) or not 0 < self.passes <= 16:
             raise ConfigError(f"threshold.activations.passes is {self.passes!r}; legal are numbers above 0, up to 16")
 
     def layer(self, layer: Layer) -> LayerDecision | None:

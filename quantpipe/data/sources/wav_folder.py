@@ -25,6 +25,7 @@ from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
 from quantpipe.data.user_functions import arrays_of, called, fields_of, rows_of
 from quantpipe.errors import ConfigError, DataError, brief
+from quantpipe.option_checks import flag, integer
 from quantpipe.types import TensorInfo
 
 SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".aif", ".aiff", ".mp3"})
@@ -52,13 +53,12 @@ class Waveform:
     def __post_init__(self) -> None:
         for name in ("sample_rate", "length", "frame", "hop"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{value!r} must be null or an integer above 0.", where=f"dataset.{name}")
+            if value is not None:
+                integer(f"dataset.{name}", value, least=1, also=", or null")
             if value is not None and value > MOST_VALUES:
                 raise ConfigError(f"{value} is beyond the legal {MOST_VALUES}.", where=f"dataset.{name}")
         for name in ("resample", "pad"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{getattr(self, name)!r} is not true or false.", where=f"dataset.{name}")
+            flag(f"dataset.{name}", getattr(self, name))
         if self.channels not in CHANNELS:
             raise ConfigError(f"is {self.channels!r}; legal are {', '.join(CHANNELS)}.", where="dataset.channels")
         if self.length is not None and self.frame is not None:

@@ -18,8 +18,9 @@ from quantpipe import intmath
 from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import CLAMP
+from quantpipe.option_checks import flag
 from quantpipe.plan import ChannelChange
-from quantpipe.recover.parameters import flag
+from quantpipe.recover.parameters import KEY
 from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
@@ -39,7 +40,7 @@ class Absorption:
     by_channel: bool = True
 
     def __post_init__(self) -> None:
-        flag("by_channel", self.by_channel)
+        flag(f"{KEY}.by_channel", self.by_channel)
 
 
 def absorbed(

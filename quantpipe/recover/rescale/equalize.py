@@ -21,8 +21,9 @@ from quantpipe.arrays import Floats, along
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import COLUMNS
+from quantpipe.option_checks import integer, number, one_of
 from quantpipe.plan import ChannelChange
-from quantpipe.recover.parameters import AUTO, flag_or_auto, one_of, share, whole
+from quantpipe.recover.parameters import AUTO, KEY
 from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
@@ -57,10 +58,10 @@ class Equalization:
     per_channel: bool | str = AUTO
 
     def __post_init__(self) -> None:
-        whole("iterations", self.iterations, 1)
-        one_of("factors", self.factors, FACTORS)
-        share("margin", self.margin)
-        flag_or_auto("per_channel", self.per_channel)
+        integer(f"{KEY}.iterations", self.iterations, least=1)
+        one_of(f"{KEY}.factors", self.factors, FACTORS)
+        number(f"{KEY}.margin", self.margin, least=0, below=1)
+        one_of(f"{KEY}.per_channel", self.per_channel, (True, False, AUTO))
 
 
 def equalized(

@@ -9,7 +9,8 @@ from typing import Any
 
 from quantpipe.arrays import Floats
 from quantpipe.graph.view import Graph
-from quantpipe.recover.parameters import whole
+from quantpipe.option_checks import integer
+from quantpipe.recover.parameters import KEY
 from quantpipe.recover.rescale.apply_rotation import rotate_weights, stream_weights
 from quantpipe.recover.rescale.optimize_rotation import crest_factor, optimize_rotation, rotated
 from quantpipe.recover.rescale.residual_streams import Stream
@@ -39,7 +40,7 @@ class Rotation:
     iterations: int = 40
 
     def __post_init__(self) -> None:
-        whole("iterations", self.iterations, 1)
+        integer(f"{KEY}.iterations", self.iterations, least=1)
 
 
 def rotations(

@@ -19,8 +19,9 @@ import numpy as np
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
+from quantpipe.option_checks import number
 from quantpipe.plan import ChannelChange
-from quantpipe.recover.parameters import KEY, share
+from quantpipe.recover.parameters import KEY
 from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.types import Topology
@@ -40,7 +41,7 @@ class Smoothing:
             raise ConfigError(f"has alphas={self.alphas!r}; legal is a list of at least one number", where=KEY)
         object.__setattr__(self, "alphas", tuple(self.alphas))
         for alpha in self.alphas:
-            share("alphas", alpha)
+            number(f"{KEY}.alphas", alpha, least=0, below=1)
 
 
 def smoothed(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quantpipe.option_checks import is_number
 from quantpipe.types.figures import Figures
 
 VARIABLE = "QUANTPIPE_FIGURES"
@@ -64,11 +64,7 @@ def _layers(given: Any) -> list[dict[str, Any]]:
     """Return the rows that can be drawn: what is no number in them is left out."""
     names = ("bits", "sqnr_db", "rounding", "saturation")
     return [
-        {"tensor": str(row["tensor"]), **{name: float(row[name]) for name in names if _finite(row.get(name))}}
+        {"tensor": str(row["tensor"]), **{name: float(row[name]) for name in names if is_number(row.get(name))}}
         for row in given or ()
         if isinstance(row, Mapping) and row.get("tensor") is not None
     ]
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

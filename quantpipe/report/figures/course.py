@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quantpipe.option_checks import is_number
 from quantpipe.report import text
 from quantpipe.report.figures.canvas import BAD, FLOAT, INK, MARK, NARROW, QUIET, WIDE, Canvas
 from quantpipe.types.figures import TimelineRow
@@ -102,11 +102,7 @@ def timeline(rows: Sequence[TimelineRow]) -> str | None:
 def _points(given: Any, size: int) -> list[Sequence[float]]:
     """Return the finite points in their order; a long curve thinned out to what a screen can show, with its end."""
     rows = given if isinstance(given, list | tuple) else ()
-    found = [p for p in rows if isinstance(p, list | tuple) and len(p) == size and all(map(_finite, p))]
+    found = [p for p in rows if isinstance(p, list | tuple) and len(p) == size and all(map(is_number, p))]
     stride = -(-len(found) // MOST_POINTS) or 1
     thinned = found if stride == 1 else [*found[:-1:stride], found[-1]]
     return [[float(n) for n in p] for p in thinned]
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

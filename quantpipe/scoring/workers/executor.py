@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from quantpipe.search.option_checks import whole
+from quantpipe.option_checks import integer
 from quantpipe.types import Point, Score
 
 Handle = TypeVar("Handle")
@@ -79,7 +79,7 @@ def worker_count(workers: int | None, cores: int) -> int:
     """Return the number given, or one per core; ConfigError for any other value."""
     if workers is None:
         return cores
-    return whole("executor.workers", workers, least=1, also=", or null for one per core")
+    return integer("executor.workers", workers, least=1, also=", or null for one per core")
 
 
 def in_order(

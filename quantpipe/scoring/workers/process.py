@@ -22,6 +22,7 @@ from loky.process_executor import BrokenProcessPool
 
 from quantpipe.errors import WorkerError
 from quantpipe.graph.execute import available_cores
+from quantpipe.option_checks import number
 from quantpipe.scoring.workers.executor import (
     IN_FLIGHT,
     Measure,
@@ -31,7 +32,6 @@ from quantpipe.scoring.workers.executor import (
     kind_of,
     worker_count,
 )
-from quantpipe.search.option_checks import real
 from quantpipe.types import Point, Score
 
 DEATHS = 3
@@ -53,7 +53,7 @@ class Process:
 
     def __post_init__(self) -> None:
         worker_count(self.workers, 1)
-        real("executor.start_seconds", self.start_seconds, least=0.0)
+        number("executor.start_seconds", self.start_seconds, least=0.0)
 
     def open(self, recipe: ScorerFactory) -> Processes:
         """Return workers that measure by the recipe."""

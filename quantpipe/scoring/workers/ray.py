@@ -15,8 +15,8 @@ from typing import Any
 
 from quantpipe.errors import ConfigError, WorkerError
 from quantpipe.graph.execute import available_cores
+from quantpipe.option_checks import integer
 from quantpipe.scoring.workers.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
-from quantpipe.search.option_checks import whole
 from quantpipe.types import Point, Score
 
 RETRIES = 3
@@ -37,7 +37,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         worker_count(self.workers, 1)
-        whole("executor.threads", self.threads, least=1)
+        integer("executor.threads", self.threads, least=1)
 
     def open(self, recipe: ScorerFactory) -> RayTasks:
         """Return tasks of the cluster that measure by the recipe."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantpipe.option_checks import integer, number
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Objective
-from quantpipe.search.option_checks import real, whole
 from quantpipe.types import ChoiceSpace, Point
 
 
@@ -31,11 +31,11 @@ class Annealing:
     reach: int = 2
 
     def __post_init__(self) -> None:
-        real("search.algorithm.start_temperature", self.start_temperature, above=0.0)
-        real("search.algorithm.end_temperature", self.end_temperature, above=0.0)
-        real("search.algorithm.cooling", self.cooling, above=0.0, most=0.9999)
-        real("search.algorithm.share", self.share, above=0.0, most=1.0)
-        whole("search.algorithm.reach", self.reach, least=1)
+        number("search.algorithm.start_temperature", self.start_temperature, above=0.0)
+        number("search.algorithm.end_temperature", self.end_temperature, above=0.0)
+        number("search.algorithm.cooling", self.cooling, above=0.0, most=0.9999)
+        number("search.algorithm.share", self.share, above=0.0, most=1.0)
+        integer("search.algorithm.reach", self.reach, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Walk from the first point to random neighbours, taking worse ones less and less often."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.option_checks import integer, number
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.ask_tell import Proposals, distributions, losses, optuna_quietly
 from quantpipe.search.objective import Objective
-from quantpipe.search.option_checks import real, whole
 from quantpipe.types import ChoiceSpace
 
 _VIOLATION = "violation"
@@ -32,8 +32,8 @@ class Evolutionary:
     mutation: float = 1.0
 
     def __post_init__(self) -> None:
-        whole("search.algorithm.population", self.population, least=2)
-        real("search.algorithm.mutation", self.mutation, above=0.0)
+        integer("search.algorithm.population", self.population, least=2)
+        number("search.algorithm.mutation", self.mutation, above=0.0)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate what the evolution strategy proposes until every point has been seen."""

@@ -14,11 +14,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from quantpipe.option_checks import word_of
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.option_checks import check_enum
 from quantpipe.types import ChoiceSpace, Point, Score
 
 
@@ -47,7 +47,7 @@ class Greedy:
     order: Order = Order.SENSITIVITY
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", check_enum("search.algorithm.order", self.order, Order))
+        object.__setattr__(self, "order", word_of(Order, self.order, "search.algorithm.order"))
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Lower the choices one after the other, in the order of what they lose, as the objective's form asks."""

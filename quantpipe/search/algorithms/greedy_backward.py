@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantpipe.option_checks import number
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled_together
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.option_checks import real
 from quantpipe.types import ChoiceSpace, Point, Score
 
 
@@ -30,7 +30,7 @@ class GreedyBackward:
     decay: float = 4.0
 
     def __post_init__(self) -> None:
-        real("search.algorithm.decay", self.decay, least=1.0)
+        number("search.algorithm.decay", self.decay, least=1.0)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Start from the coarsest options and raise the choice that loses most, until the objective is met."""

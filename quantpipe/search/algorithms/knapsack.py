@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quantpipe.option_checks import integer
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.additive import Additive, Table, plan, rebased, used, useful, weighed
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.levels import depth, level, levels
 from quantpipe.search.algorithms.local_search import descend
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.option_checks import whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
 _CHUNKS = 4
@@ -54,7 +54,7 @@ class Knapsack:
     rounds: int = 20
 
     def __post_init__(self) -> None:
-        whole("search.algorithm.rounds", self.rounds, least=1)
+        integer("search.algorithm.rounds", self.rounds, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Probe single options, plan the best combinations as if losses added up, and evaluate the plans."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantpipe.option_checks import integer
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.objective import Objective
-from quantpipe.search.option_checks import whole
 from quantpipe.types import ChoiceSpace
 
 
@@ -25,7 +25,7 @@ class RandomSearch:
     batch: int = 16
 
     def __post_init__(self) -> None:
-        whole("search.algorithm.batch", self.batch, least=1)
+        integer("search.algorithm.batch", self.batch, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate the first point and then random points, `batch` at a time, until all have been seen."""

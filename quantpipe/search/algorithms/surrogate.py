@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.option_checks import integer, number
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.levels import levels, mutated, unseen
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.search.option_checks import real, whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.3)
@@ -39,8 +39,8 @@ class Surrogate:
 
     def __post_init__(self) -> None:
         for name in ("batch", "pool", "trees"):
-            whole(f"search.algorithm.{name}", getattr(self, name), least=1)
-        real("search.algorithm.learning_rate", self.learning_rate, above=0.0, most=1.0)
+            integer(f"search.algorithm.{name}", getattr(self, name), least=1)
+        number("search.algorithm.learning_rate", self.learning_rate, above=0.0, most=1.0)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate the levels, then neighbours of the best points, then points that a fitted model predicts as good."""

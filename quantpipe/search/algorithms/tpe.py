@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.option_checks import integer
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.ask_tell import Proposals, distributions, optuna_quietly
 from quantpipe.search.objective import Objective
-from quantpipe.search.option_checks import whole
 from quantpipe.types import ChoiceSpace, Point
 
 
@@ -31,9 +31,9 @@ class Tpe:
     candidates: int = 24
 
     def __post_init__(self) -> None:
-        whole("search.algorithm.startup", self.startup, least=1)
-        whole("search.algorithm.block", self.block, least=1)
-        whole("search.algorithm.candidates", self.candidates, least=1)
+        integer("search.algorithm.startup", self.startup, least=1)
+        integer("search.algorithm.block", self.block, least=1)
+        integer("search.algorithm.candidates", self.candidates, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate what optuna's tree-structured Parzen estimator proposes until every point has been seen."""
