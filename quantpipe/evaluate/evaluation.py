@@ -191,10 +191,12 @@ def evaluate(
     if seen is None:
         again = run("float model on search samples", session, chosen_by)
         seen = checked_reference(*again, data.compared, samples=len(chosen_by))
+    del session  # before the next is opened: each holds a copy of the weights
     simulation = simulate(graph, topology, plan)
     session = opened(bind(simulation.rendered.model, simulation.weights), where="simulated model")
     every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
+    del session
     simulated = every[names[0]]
     # What the file holds is compared as it is; what it computes on many samples takes a third of the time so.
     quick = model.realized.model if is_outside(graph.model) else whole_number_convolutions(model.realized.model)

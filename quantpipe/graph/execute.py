@@ -46,6 +46,9 @@ HALF = "tensor(float16)"
 LEAST_BESIDE = 1 << 24
 """Bytes of float32 weights from which on a session gets them beside the model, not in it."""
 
+LEAST_RELEASED = 1 << 26
+"""Bytes of weights beside a model from which on memory that earlier sessions left is given back first."""
+
 REORDER = ("MatMulScaleFusion",)
 """Those that put a new node in the place of one that reads a weight as the simulated graph makes it real: it would run
 behind all nodes that were there before."""
@@ -113,6 +116,8 @@ class Session:
         if isinstance(model, ir.Model) and not weights:
             model, weights = _beside(model)
         if weights:
+            if sum(weight.nbytes for weight in weights.values()) >= LEAST_RELEASED:
+                release_memory()
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             settings.add_external_initializers(list(weights), given)
         with ExitStack() as files:

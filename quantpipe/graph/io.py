@@ -21,6 +21,9 @@ STAGE = "model"
 RESIDENT_MB = 1024
 """MiB of external data that are loaded into memory; beyond it weights stay in their files."""
 
+LEAST_APART = 1 << 24
+"""Bytes of large initializers in a file from which on they are taken out of the protobuf that was read."""
+
 SMALL = 1 << 16
 """Bytes up to which a constant lies in the model itself: shapes, biases and bounds are read all the time."""
 
@@ -38,7 +41,8 @@ def read_model(path: Path) -> ir.Model:
         proto = read_tflite(path) if is_tflite(path) else onnx.load(path, load_external_data=False)
         name_default_opset(proto)
         vet(proto, path)
-        model = ir.from_proto(proto)
+        model = _with_arrays(proto)
+        del proto
         ir.external_data.set_base_dir(model.graph, str(path.parent))
     except ModelError:
         raise
@@ -52,6 +56,34 @@ def read_model(path: Path) -> ir.Model:
     if len(model.graph) == 0 or not model.graph.outputs:
         raise ModelError("the file holds no graph with nodes and outputs", stage=STAGE, where=str(path))
     return model
+
+
+def _with_arrays(proto: onnx.ModelProto) -> ir.Model:
+    """Return a model whose large initializers are arrays; `proto` loses their bytes.
+
+    A protobuf copies its bytes whenever they are read, and keeps them as long as anything of it is in use.
+    """
+    names = [tensor.name for tensor in proto.graph.initializer]
+    large = {t.name: t for t in proto.graph.initializer if _in_array(t)}
+    if sum(t.ByteSize() for t in large.values()) < LEAST_APART or len({*names}) < len(names):
+        return ir.from_proto(proto)
+    arrays = {name: ir.from_proto(t).numpy() for name, t in large.items()}
+    abouts = {name: (ir.DataType(t.data_type), t.doc_string) for name, t in large.items()}
+    for tensor in large.values():
+        tensor.ClearField("raw_data")
+    large.clear()
+    model = ir.from_proto(onnx.load_from_string(proto.SerializeToString()))
+    for name, array in arrays.items():
+        dtype, text = abouts[name]
+        model.graph.initializers[name].const_value = ir.Tensor(array, dtype, name=name, doc_string=text or None)
+    return model
+
+
+def _in_array(tensor: onnx.TensorProto) -> bool:
+    """Return whether a tensor holds many bytes that NumPy reads as they are."""
+    if not tensor.HasField("raw_data") or tensor.ByteSize() <= SMALL or tensor.metadata_props:
+        return False
+    return ir.DataType(tensor.data_type).bitwidth >= 8
 
 
 @contextmanager

@@ -46,6 +46,9 @@ PIECE = 1 << 15
 SHARES = np.linspace(0.0, 1.0, 9)
 """Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""
 
+MARGIN = 1e-4
+"""Relative: more than float32 loses in a sum of squares."""
+
 _KNOWN: WeakKeyDictionary[ir.Model, LRUCache[Hashable, WeightTensor]] = WeakKeyDictionary()
 _LOCK = Lock()
 
@@ -145,30 +148,81 @@ class _Scales:
     def chosen(self) -> WeightTensor:
         """Return the weight with the scale of smallest error in each channel, or in the tensor if it has one scale."""
         weight, count = self._weight, len(self._factor)
-        errors = np.array([[e for part in self._parts() for e in self._tried(part, s)[2]] for s in self._shares])
-        best = errors.argmin(axis=0) if self._per_channel else np.full(count, errors.sum(axis=1).argmin())
         shape = weight.values.shape
         values = file_array(shape, weight.dtype.numpy) if is_mapped(weight.values) else np.empty_like(weight.values)
         target, scales = self._rows(values), np.empty(count, np.float32)
+        chosen = self._best
+        if not self._per_channel:
+            errors = np.array([[e for part in self._parts() for e in self._tried(part, s)[2]] for s in self._shares])
+            share = self._shares[errors.sum(axis=1).argmin()]
+
+            def chosen(part: slice) -> tuple[NDArray[Any], NDArray[np.float32]]:
+                return self._tried(part, share)[:2]
+
         for part in self._parts():
-            for number in np.unique(best[part]):
-                taken = best[part] == number
-                integers, scale, _ = self._tried(part, self._shares[number])
-                target[part][taken] = integers[taken].reshape(-1, *target.shape[1:])
-                scales[part][taken] = scale[taken]
+            integers, scales[part] = chosen(part)
+            target[part] = integers.reshape(-1, *target.shape[1:])
         return replace(weight, values=values, scale=scales if self._per_channel else scales[0].reshape(()))
 
-    def _tried(self, part: slice, share: float) -> tuple[NDArray[Any], NDArray[np.float32], Floats]:
-        """The integers, the scales and the errors of some channels, as many at a time as a cache holds."""
+    def _best(self, part: slice) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """Return integers and scales of some channels, by the share of smallest error of each, the first of equal ones.
+
+        The error of rounding pairs alone is a lower bound. Each channel is tried with the share of the smallest bound,
+        and with others whose bound does not exceed the error that is known then.
+        """
+        bounds = np.array([self._least(part, share) for share in self._shares])
+        bounds[1:, self._factor[part] == 1.0] = np.inf  # one scale, whatever the share
+        count, first = bounds.shape[1], bounds.argmin(axis=0)
+        integers = np.empty((count, self._matrix(part).shape[1]), self._weight.dtype.numpy)
+        scales, errors, chosen = np.empty(count, np.float32), np.full(count, np.inf), np.zeros(count, np.intp)
+        for begins in (True, False):
+            for number, share in enumerate(self._shares):
+                rows = np.flatnonzero((first == number) if begins else (first != number) & (bounds[number] <= errors))
+                if not rows.size:
+                    continue
+                made, scale, lost = self._tried(part, share, rows)
+                taken = (lost < errors[rows]) | ((lost == errors[rows]) & (number < chosen[rows]))
+                rows = rows[taken]
+                integers[rows], scales[rows], errors[rows], chosen[rows] = (
+                    made[taken],
+                    scale[taken],
+                    lost[taken],
+                    number,
+                )
+        return integers, scales
+
+    def _least(self, part: slice, share: float) -> Floats:
+        """Return a lower bound of the errors of some channels, in float32 and less its rounding."""
+        scale, real = self._scale(part, share), self._matrix(part)
+        steps = (real / scale[:, None]).astype(np.float32, copy=False)
+        lost = self._rounded(steps) - steps
+        found = np.einsum("ij,ij->i", lost, lost).astype(np.float64) * scale.astype(np.float64) ** 2
+        return np.asarray(found * (1.0 - MARGIN))
+
+    def _scale(self, part: slice, share: float) -> NDArray[np.float32]:
         own = np.broadcast_to(self._weight.scale.astype(np.float64), len(self._factor))[part]
-        scale = (own * self._factor[part] ** share).astype(np.float32)
+        return np.asarray(own * self._factor[part] ** share, np.float32)
+
+    def _matrix(self, part: slice) -> NDArray[Any]:
+        """Return the real weights of some channels as a matrix."""
         real = self._rows(self._real)[part]
-        real = real.reshape(len(real), -1)
+        return real.reshape(len(real), -1)
+
+    def _tried(
+        self, part: slice, share: float, rows: NDArray[np.intp] | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.float32], Floats]:
+        """The integers, the scales and the errors of some channels of a part, as many at a time as a cache holds."""
+        real, scale = self._matrix(part), self._scale(part, share)
+        add = _add_rows if real.flags.c_contiguous else _add_columns  # float sums depend on their order
+        if rows is not None:
+            if len(rows) == 1 < len(real):  # one row alone is added as if it were contiguous
+                integers, scale, errors = self._tried(part, share, np.repeat(rows, 2))
+                return integers[:1], scale[:1], errors[:1]
+            real, scale = real[rows], scale[rows]
         height = max(2, PIECE // max(real.shape[1], 1))
         pieces = [slice(*ends) for ends in pairwise((*range(0, max(len(real) - 1, 1), height), len(real)))]
         steps = [np.divide(real[piece], scale[piece, None], dtype=np.float64, order="C") for piece in pieces]
         near = [self._rounded(some) for some in steps]
-        add = _add_rows if real.flags.c_contiguous else _add_columns  # float sums depend on their order
         totals = [add(some - exact) for some, exact in zip(near, steps, strict=True)]
         most = min(real.shape[1], int(np.ceil(max(np.abs(total).max(initial=0.0) for total in totals))))
         integers, errors = np.empty(real.shape, self._weight.dtype.numpy), np.empty(len(real))

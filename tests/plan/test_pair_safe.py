@@ -222,6 +222,29 @@ def test_weights_stay_safe_where_rounding_makes_up_for_limits(
     assert not saturates(made.values, 0, 255)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 10_000), st.booleans(), st.sampled_from([0, 3, 128]))
+def test_shares_that_are_not_tried_are_no_better(
+    channels: int, width: int, seed: int, last: bool, zero_point: int
+) -> None:
+    """Each channel gets the first share of smallest error, as if every share were tried for all channels."""
+    rng = np.random.default_rng(seed)
+    real = (rng.standard_normal((channels, width)) * rng.choice([0.0, 0.1, 1.0], (channels, width))).astype(np.float32)
+    scale = np.maximum(np.abs(real).max(axis=1) / 127, 1e-6).astype(np.float32)
+    codes = np.rint(real / scale[:, None]).astype(np.int8)
+    axis = int(last)
+    real, codes = (np.ascontiguousarray(one.T) if last else one for one in (real, codes))
+    data = Quantizer("x", np.float32(1), zero_point, DType.UINT8, 8, 0, 255)
+    scales = _Scales(WeightTensor("w", codes, scale, axis, DType.INT8, 8), real, axis, data, power_of_two=False)
+    every = [scales._tried(slice(None), share) for share in scales._shares]
+    best = np.array([errors for _, _, errors in every]).argmin(axis=0)
+    made = scales.chosen()
+    rows = made.values.T if last else made.values
+    for channel, number in enumerate(best):
+        assert made.scale[channel] == every[number][1][channel]
+        assert np.array_equal(rows[channel], every[number][0][channel])
+
+
 @pytest.mark.parametrize("how", ROUNDINGS)
 @pytest.mark.parametrize("name", NETS)
 def test_recovered_weights_are_safe_as_int8(name: str, how: str) -> None:
