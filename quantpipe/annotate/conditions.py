@@ -31,10 +31,10 @@ from quantpipe.types.structure import DEFAULT
 
 REALS = ("float16", "bfloat16", "float64")
 
-KINDS = ("auto", "bits", "range", "float", "granularity", "add", "threshold")
+KINDS = ("auto", "bits", "range", "float", "granularity", "add", "rescale", "threshold")
 """What `annotate.choices` may list; `auto`: the bits that the device gains from, and ranges."""
 
-STRUCTURAL = ("float", "granularity", "add")
+STRUCTURAL = ("float", "granularity", "add", "rescale")
 """Those that lead to other topologies."""
 
 

@@ -18,7 +18,7 @@ from quantpipe.annotate.fixed_operands import rescales as can_rescale
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
-from quantpipe.oprules import Family, OpRule, Winner, rule_of
+from quantpipe.oprules import OP_RULES, Family, OpRule, Winner, rule_of
 from quantpipe.types import (
     DType,
     Edge,
@@ -54,8 +54,9 @@ def scale_groups(
     Where an op would tie two tensors of different pins, the pin of the result holds (without one, a pin that covers all
     operands), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
 
-    `edges`: the connections, for the edges of each group. `least`: the fewest bits of a tensor, where stated. Raises
-    ConfigError for a pin that the device or a statement about bits rules out.
+    `edges`: the connections, for the edges of each group. `least`: the fewest bits of a tensor, where stated.
+    Operands that are marked as rescaled already keep a scale of their own. Raises ConfigError for a pin that the device
+    or a statement about bits rules out.
     """
     stored = _in_order(graph, dtypes)
     ties = DisjointSets(stored)
@@ -84,7 +85,7 @@ def scale_groups(
                 own, common, apart = met, met, False
             # What else reads an operand wants all of its range, also where the result has none of it.
             wanted = rule.selects and _read_elsewhere(graph, operand.tensor, kernel)
-            apart = apart or (wanted and rescales)
+            apart = apart or (wanted and rescales) or operand.rescaled
             operands.append(replace(operand, rescaled=apart))
             if apart:
                 continue
@@ -128,6 +129,14 @@ def scale_groups(
             )
         )
     return SolvedGroups(tuple(groups), tuple(solved))
+
+
+def joins(kernels: Sequence[Kernel], spec: HardwareSpec) -> tuple[Kernel, ...]:
+    """Return the kernels that join several stored tensors at one scale, on a device that rescales stored integers."""
+    if not can_rescale(spec):
+        return ()
+    found = (k for k in kernels if len(k.operands) > 1 and k.form is Form.QUANTIZED)
+    return tuple(k for k in found if OP_RULES[k.op].family is Family.MOVE and not all(o.rescaled for o in k.operands))
 
 
 def _tie(

@@ -56,7 +56,8 @@ def analyze(
     graph = in_canonical_order(graph)
     settled_here = settle(graph, spec, options, structure)
     spec, conditions = settled_here.spec, settled_here.conditions
-    swallowed, kernels, draft = settled_here.swallowed, settled_here.kernels, settled_here.draft
+    swallowed, draft = settled_here.swallowed, settled_here.draft
+    kernels = [_apart(k) if structure.rescales(k.node) else k for k in settled_here.kernels]
     taken = {name for chain in swallowed.values() for name in chain}
     node_conds = {n.name: n.name in conditions.integer or n.name in taken for n in graph.nodes}
     reasons = {n: r for n, r in conditions.reasons.items() if n not in taken}
@@ -122,6 +123,11 @@ def analyze(
         loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),
         signatures=ways if any(len(found) > 1 or any(s.has_own for s in found) for found in ways.values()) else {},
     )
+
+
+def _apart(kernel: Kernel) -> Kernel:
+    """Return a join by which all operands are rescaled."""
+    return replace(kernel, operands=tuple(replace(o, rescaled=True) for o in kernel.operands))
 
 
 def _granularity(structure: Structure, schema: Schema, weight: str) -> Granularity:

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
+from quantpipe.annotate.groups import joins
 from quantpipe.annotate.half import half_tensors
 from quantpipe.annotate.range_choices import ranges_of
 from quantpipe.annotate.tail import AUTO as MEASURED
@@ -39,7 +40,7 @@ from quantpipe.types import (
 )
 from quantpipe.types.choice_key import ChoiceKind, choice_key, is_structural, read_key
 from quantpipe.types.hardware import FloatOn
-from quantpipe.types.structure import DEFAULT, FLOAT, INTEGER
+from quantpipe.types.structure import DEFAULT, FLOAT, INTEGER, OWN, SHARED
 
 KEPT = 64
 """Topologies kept; a search stays among few structures for a while."""
@@ -155,9 +156,7 @@ class Topologies:
     def choices(self) -> tuple[Choice, ...]:
         """Return the structural ones that `annotate.choices` asks for, in graph order by kind."""
         kinds = self._given[3].choices
-        found: list[Choice] = []
-        if ChoiceKind.FLOAT in kinds:
-            found += self._float_choices(ChoiceKind.ADD in kinds)
+        found = self._float_choices(ChoiceKind.ADD in kinds) if ChoiceKind.FLOAT in kinds else []
         known = {choice.key for choice in found}
         found += [
             c
@@ -168,6 +167,8 @@ class Topologies:
             found += self._add_choices()
         if ChoiceKind.GRANULARITY in kinds:
             found += self._granularity_choices()
+        if ChoiceKind.RESCALE in kinds:
+            found += self._rescale_choices()
         return tuple(found)
 
     @cached_property
@@ -184,6 +185,8 @@ class Topologies:
                 if rule is not None and rule.family is Family.MOVE and self._real(node.outputs[0]):
                     ports = rule.activations(node, self._given[0])
                     known |= dict.fromkeys([*(node.inputs[p] for p in ports), node.outputs[0]])
+        if ChoiceKind.RESCALE in self._given[3].choices:
+            known |= dict.fromkeys(t for k in self._joins for t in (*(o.tensor for o in k.operands), k.output))
         return tuple(t for t in known if not self._given[0].is_constant(t))
 
     def _real(self, tensor: str) -> bool:
@@ -332,6 +335,15 @@ class Topologies:
             if site.fixed is None
         ]
 
+    @cached_property
+    def _joins(self) -> tuple[Kernel, ...]:
+        """Return the kernels whose operands may be rescaled by choice."""
+        return tuple(k for k in joins(self.reference.kernels, self._given[1]) if not self._touches_stated(k))
+
+    def _rescale_choices(self) -> list[Choice]:
+        keys, kind = {k: choice_key(ChoiceKind.RESCALE, k.node) for k in self._joins}, ChoiceKind.RESCALE
+        return [Choice(key, kind, (SHARED, OWN), self._edges(k), graded=False) for k, key in keys.items()]
+
     def _edges(self, kernel: Kernel) -> tuple[str, ...]:
         node = self._given[0].by_name[kernel.node]
         ports = [*(o.port for o in kernel.operands), *([node.inputs.index(kernel.weight)] if kernel.weight else [])]
@@ -345,8 +357,8 @@ class Topologies:
     def _default(self, key: str) -> str | None:
         _, spec, schema, _ = self._given
         kind = read.kind if (read := read_key(key)) is not None else None
-        if kind is ChoiceKind.FLOAT:
-            return INTEGER
+        if kind in (ChoiceKind.FLOAT, ChoiceKind.RESCALE):
+            return INTEGER if kind is ChoiceKind.FLOAT else SHARED
         if kind is ChoiceKind.ADD:
             return spec.add_inputs.value if spec.add_inputs is not None else None
         return schema.weights.granularity.value
@@ -367,7 +379,7 @@ class Topologies:
     def _refuse(self, structure: Structure) -> None:
         """Structures come from searches, and from files that a user may have edited or made elsewhere."""
         graph, spec, *_ = self._given
-        weights = {w.tensor for w in self.reference.weights}
+        weights, joins = {w.tensor for w in self.reference.weights}, {k.node for k in self._joins}
         for key, option in structure.decided:
             kind, name = read_key(key) or (None, "")
             legal: tuple[str, ...] = ()
@@ -377,6 +389,8 @@ class Topologies:
                 legal = tuple(t.value for t in spec.add_variants)
             elif kind is ChoiceKind.GRANULARITY and name in weights:
                 legal = tuple(g.value for g in spec.weights.granularity)
+            elif kind is ChoiceKind.RESCALE and name in joins:
+                legal = (SHARED, OWN)
             if option not in legal:
                 raise ConfigError(
                     f"{key} is {option}; " + (f"legal are {', '.join(legal)}" if legal else "there is no such choice"),

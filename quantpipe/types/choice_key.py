@@ -17,9 +17,10 @@ class ChoiceKind(StrEnum):
     FLOAT = "float"
     ADD = "add"
     GRANULARITY = "granularity"
+    RESCALE = "rescale"
 
 
-STRUCTURAL = frozenset({ChoiceKind.FLOAT, ChoiceKind.ADD, ChoiceKind.GRANULARITY})
+STRUCTURAL = frozenset({ChoiceKind.FLOAT, ChoiceKind.ADD, ChoiceKind.GRANULARITY, ChoiceKind.RESCALE})
 """Kinds that change what the graph is, rather than its numbers."""
 
 OF_RANGES = frozenset({ChoiceKind.STEP, ChoiceKind.CLIP, ChoiceKind.RANGE})

@@ -10,13 +10,16 @@ from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 FLOAT = "float"
 INTEGER = "integer"
+SHARED, OWN = "shared", "own"
+"""The scale of a join: the one of its operands, or one of its own, to which they are rescaled."""
 
 
 @dataclass(frozen=True)
 class Structure:
     """Hold what departs from the default topology, as sorted pairs (key of the choice, option); empty: nothing does.
 
-    `float:NODE` is `float`; `add:NODE` a treatment of additions; `granularity:WEIGHT` per_channel or per_tensor.
+    `float:NODE` is `float`; `add:NODE` a treatment of additions; `granularity:WEIGHT` per_channel or per_tensor;
+    `rescale:NODE` is `own`.
     """
 
     decided: tuple[tuple[str, str], ...] = ()
@@ -43,6 +46,10 @@ class Structure:
     def granularity(self, weight: str) -> str | None:
         """Return how many scales a weight has, where that is decided."""
         return self.by_key.get(choice_key(ChoiceKind.GRANULARITY, weight))
+
+    def rescales(self, node: str) -> bool:
+        """Return whether the operands of a join are decided to be rescaled to a scale of its result."""
+        return self.by_key.get(choice_key(ChoiceKind.RESCALE, node)) == OWN
 
 
 DEFAULT = Structure()

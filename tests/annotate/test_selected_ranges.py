@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.variants import Topologies
+from quantpipe.errors import ConfigError
+from quantpipe.types import Structure, Topology
 from tests.ops.line import Line, Net, line
 
 
@@ -101,3 +108,59 @@ def test_what_nothing_rescales_is_joined_in_float(device: str, join: str) -> Non
     other = joined(device, also=True, join=join, second="Sigmoid")
     assert "mid" in other.topology.float_nodes  # each has one of its own
     assert other.agree(other.plan(8), "integer").differing == 0
+
+
+def unequal(op: str, device: str, factor: float = 50.0) -> tuple[Line, Topologies]:
+    """A tensor of a small range meets one of a large range, and another layer reads the small one, too."""
+    net = Net(seed=1)
+    x = net.input(None, 3, 8, 8)
+    a, b = net.conv(x, 3, 4, 3, 3, name="a"), net.conv(x, 3, 4, 3, 3, name="b")
+    big = net.node("Mul", b, net.constant(np.float32(factor)), name="big")
+    more: dict[str, Any] = {"axis": 1} if op == "Concat" else {}
+    net.output(net.conv(net.node(op, a, big, name="mid", **more), 8 if more else 4, 3, 1, 1))
+    net.output(net.conv(a, 4, 3, 1, 1, name="other"))
+    made = line(net, device)
+    return made, Topologies(made.graph, made.spec, made.schema, AnnotateOptions(choices=("rescale",)))
+
+
+def with_topology(made: Line, topology: Topology) -> Line:
+    chosen = replace(made)
+    chosen.__dict__["topology"] = topology
+    return chosen
+
+
+@pytest.mark.parametrize("device", ["ort_cpu", "qnn_htp"])
+@pytest.mark.parametrize("op", ["Concat", "Max", "Min"])
+def test_a_join_has_a_scale_of_its_own_by_choice(op: str, device: str) -> None:
+    """Operands keep their scales then, and all forms compute the same integers."""
+    made, variants = unequal(op, device)
+    choice = next(c for c in variants.choices if c.key == "rescale:mid")
+    assert choice.options == ("shared", "own")
+    assert {"a_out", "big_out", "mid_out"} <= set(variants.measured)
+    own = variants.topology_of({"rescale:mid": "own"})
+    assert all(o.rescaled for o in own.kernel_of["mid"].operands)
+    assert len({own.group_of[t].key for t in ("a_out", "big_out", "mid_out")}) == 3
+    chosen = with_topology(made, own)
+    plan = chosen.plan(8)
+    scales = [float(plan.quantizers[t].scale) for t in ("a_out", "big_out")]
+    assert scales[1] > 10 * scales[0]
+    for form in ("integer", "qdq"):
+        assert chosen.agree(plan, form).differing == 0, form
+
+
+def test_a_tensor_that_meets_a_larger_one_keeps_its_precision_for_other_readers() -> None:
+    made, variants = unequal("Concat", "ort_cpu")
+    wanted, noise = made.outputs(), {}
+    for option in ("shared", "own"):
+        chosen = with_topology(made, variants.topology_of({"rescale:mid": option}))
+        found = chosen.outputs(chosen.realize(chosen.plan(8), "qdq").model)["other_out"]
+        noise[option] = float(np.square(wanted["other_out"] - found).sum())
+    assert noise["own"] < noise["shared"] / 100
+
+
+def test_devices_that_rescale_nothing_have_no_such_choice() -> None:
+    """Nor has a join of one tensor, and a structure with one is rejected."""
+    _, variants = unequal("Concat", "tflite_int8")
+    assert not variants.choices
+    with pytest.raises(ConfigError, match="rescale:mid is own; there is no such choice"):
+        variants.at(Structure((("rescale:mid", "own"),)))
