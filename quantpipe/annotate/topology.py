@@ -33,6 +33,7 @@ from quantpipe.types import (
     DType,
     Edge,
     FloatOn,
+    Form,
     Granularity,
     HardwareSpec,
     Kernel,
@@ -118,6 +119,7 @@ def analyze(
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
         sites=settled_here.sites,
+        brain_floats=frozenset(k.output for k in kernels if _leaves_in(k, conditions) is DType.BFLOAT16),
         half_nodes=half_nodes(graph, spec, options.float_type, reasons, held=holding),
         weighted=real,
         loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),
@@ -128,6 +130,12 @@ def analyze(
 def _apart(kernel: Kernel) -> Kernel:
     """Return a join by which all operands are rescaled."""
     return replace(kernel, operands=tuple(replace(o, rescaled=True) for o in kernel.operands))
+
+
+def _leaves_in(kernel: Kernel, conditions: Conditions) -> DType | None:
+    """Return the type in which an accumulator leaves as a real value; None where its signature names none."""
+    named = [d for d in conditions.integer[kernel.node].outputs if d.is_float]
+    return named[0] if kernel.form is Form.RAW and named else None
 
 
 def _granularity(structure: Structure, schema: Schema, weight: str) -> Granularity:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.hardware.schemas import AUTO
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, WITHOUT_FLOAT16, inexact_on
-from quantpipe.types import FloatType, HardwareSpec
+from quantpipe.types import DType, FloatType, HardwareSpec
 
 
 def several_options(config: DictConfig, group: str) -> str:
@@ -60,6 +60,18 @@ def refuse_half(forms: Sequence[str], float_type: str) -> None:
             f"is {float_type}, and realize={alone[0]} computes float nodes in {FloatType.FLOAT32}; legal are "
             f"{FloatType.FLOAT32}, or realize as one of {', '.join(legal)}",
             where="annotate.float_type",
+        )
+
+
+def refuse_brain(forms: Sequence[str], spec: HardwareSpec) -> None:
+    """Raise ConfigError where a device gives results in bfloat16, and a form other than the exact one is asked for."""
+    gives = [op for op, ways in spec.declared.items() if any(DType.BFLOAT16 in s.outputs for s in ways)]
+    other = [form for form in forms if form != EXACT]
+    if gives and other:
+        raise ConfigError(
+            f"is {other[0]}, which has no results in {DType.BFLOAT16}, and {spec.name} declares them for "
+            f"{', '.join(gives)}; legal is {EXACT}",
+            where="realize",
         )
 
 

@@ -16,7 +16,7 @@ from quantpipe import extend
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
-from quantpipe.app.chosen_forms import forms_of, forms_record, is_implied, refuse_half, several_options
+from quantpipe.app.chosen_forms import forms_of, forms_record, is_implied, refuse_brain, refuse_half, several_options
 from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
 from quantpipe.app.compose import hardware_file
 from quantpipe.app.device_defaults import with_bits, with_cost
@@ -192,6 +192,7 @@ def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, 
     schema = resolve_schema(spec, plain["schema"], schemas)
     forms = forms_of(plain["realize"], spec, verify=str(plain["verify"]))
     refuse_half(forms, str(plain["annotate"].get("float_type")))
+    refuse_brain(forms, spec)
     search = plain["search"]
     functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(

@@ -63,6 +63,7 @@ def certificate(
         "kernels": kernels,
         "float_nodes": floats,
         "summary": _summary(kernels, floats),
+        **({"bfloat16": sorted(topology.brain_floats)} if topology.brain_floats else {}),
         **real_part(realized.model, topology, names),
     }
 

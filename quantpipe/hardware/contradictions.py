@@ -112,13 +112,24 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
                 continue
             if len({d.is_float for d in types}) > 1:
                 raise reader.error(f"ops.{op}.in", f"mixes float and integer types: {', '.join(types)}")
-            if not signature.is_integer and any(not d.is_float for d in signature.outputs):
+            _brain_floats(reader, op, signature)
+            if not signature.is_integer and any(d is not DType.FLOAT32 for d in signature.outputs):
                 raise reader.error(f"ops.{op}.out", "must be float32 where `in` is float32")
             own = acc if signature.accumulator is None else signature.accumulator.dtype
             wider = [d for d in (*types, *signature.outputs) if not d.is_float and d.bits > own.bits]
             if wider:
                 raise reader.error(f"ops.{op}", f"uses {wider[0]}, wider than accumulator.dtype, which is {own}")
             _fixed_scale(spec, reader, op, signature)
+
+
+def _brain_floats(reader: Reader, op: str, signature: OpSignature) -> None:
+    """Check that bfloat16 is only a type of results, of which the kernel stores others in integers."""
+    if DType.BFLOAT16 in signature.inputs:
+        raise reader.error(f"ops.{op}.in", "is bfloat16, which is a type of results alone; legal is float32")
+    stores = any(not d.is_float for d in signature.outputs)
+    if DType.BFLOAT16 in signature.outputs and not (signature.is_integer and stores):
+        legal = "legal is bfloat16 next to the type that the kernel stores, such as [int8, bfloat16]"
+        raise reader.error(f"ops.{op}.out", f"is {', '.join(signature.outputs)}; {legal}")
 
 
 def _two_bits(spec: HardwareSpec, reader: Reader) -> None:

@@ -39,6 +39,15 @@ def cast_single(builder: GraphBuilder, tensor: str, half: ir.Value) -> ir.Value:
     return builder.op("Cast", half, name=f"{tensor}/{TO_SINGLE}", output=tensor, claim=True, to=int(ir.DataType.FLOAT))
 
 
+def round_to_brain(builder: GraphBuilder, tensor: str, real: ir.Value) -> ir.Value:
+    """Write the Casts of a real value to bfloat16 and back; the result takes the name of the tensor."""
+    name, real.name = real.name, builder.unique(f"{tensor}/unrounded")
+    brain = builder.op("Cast", real, name=f"{tensor}/to_bfloat16", to=int(ir.DataType.BFLOAT16))
+    found = builder.op("Cast", brain, name=f"{tensor}/from_bfloat16", to=int(ir.DataType.FLOAT))
+    found.name = name
+    return found
+
+
 def write_half(context: Context, node: Node) -> None:
     """Write a node in float16, with its other inputs (shapes, axes, scales of a Resize) as they are."""
     ports = half_ports(node, context.graph.opset)

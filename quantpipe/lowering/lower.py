@@ -20,7 +20,7 @@ from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.rewrites.explicit import write_out
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lowering.half import as_half, cast_half, cast_single, write_half
+from quantpipe.lowering.half import as_half, cast_half, cast_single, round_to_brain, write_half
 from quantpipe.lowering.loops import CarriedState, StepBody, write_loop
 from quantpipe.lowering.tables import look_up
 from quantpipe.oprules.masks import OF_SHAPES
@@ -222,7 +222,8 @@ class Context:
                 return real
             has, self._values[tensor, Form.FLOAT] = {Form.FLOAT}, real
         if form is Form.FLOAT and Form.RAW in has:
-            return self.dialect.widen(self, tensor, self._values[tensor, Form.RAW])
+            real = self.dialect.widen(self, tensor, self._values[tensor, Form.RAW])
+            return round_to_brain(self.builder, tensor, real) if tensor in self.topology.brain_floats else real
         if form is Form.FLOAT and Form.QUANTIZED in has:
             return self.dialect.dequantize(self, tensor, self._values[tensor, Form.QUANTIZED])
         if form is Form.QUANTIZED and Form.RAW in has:

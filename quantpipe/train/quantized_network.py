@@ -230,6 +230,8 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         kernel = self._made_by.get(tensor)
         added = self._added_bias(tensor, value)
         stored = kernel is not None and tensor in self._rounded_at
+        if tensor in self.state.problem.topology.brain_floats:
+            return straight_through(added.to(torch.bfloat16).to(added), added)
         return self._on_grid(tensor, added, self._rounding) if stored else added
 
     def read(self, node: Node, port: int, value: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ class DType(StrEnum):
     INT32 = "int32"
     INT64 = "int64"
     FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
     @property
     def is_float(self) -> bool:
         """Return whether it is a float type."""
-        return self is DType.FLOAT32
+        return self in (DType.FLOAT32, DType.BFLOAT16)
 
     @property
     def signed(self) -> bool:

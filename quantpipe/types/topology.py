@@ -174,6 +174,8 @@ class Topology:
     """Where kernels that are patterns of ops lie."""
     half_nodes: frozenset[str] = frozenset()
     """Nodes left in float that compute in float16."""
+    brain_floats: frozenset[str] = frozenset()
+    """Accumulators whose real values are rounded to bfloat16 where they leave the integer part."""
 
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).

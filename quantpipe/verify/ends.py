@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quantpipe.verify.files import expect
 from quantpipe.verify.numbers import ClaimedNumbers
+from quantpipe.verify.ops import to_bfloat16
 from quantpipe.verify.scales import expect_same
 from quantpipe.verify.written import expect_equal
 
@@ -132,9 +133,11 @@ def _raw_exit(numbers: ClaimedNumbers, value: str, source: str, tensor: str) -> 
     model = numbers.model
     scale = np.asarray(numbers.plan["accumulators"][tensor], np.float32).reshape(-1, 1)
     peak = numbers.peak(tensor, "raw")
-    points = np.array([[-peak, -1, 0, 1, peak]], np.int64 if peak >= 1 << 31 else np.int32)
+    points = np.array([[-peak, 1 - peak, -1, 0, 1, peak - 1, peak]], np.int64 if peak >= 1 << 31 else np.int32)
     for at in model.back(value, {source}):
         node = model.producer.get(at)
         known = at == source or (node is not None and node.op_type in ("Cast", "Mul", "DequantizeLinear"))
         expect(known, at, "it does not belong to the conversion of an accumulator to float")
-    expect_equal(model.run(value, {source: points}), points.astype(np.float32) * scale, points, value)
+    real = points.astype(np.float32) * scale
+    expected = to_bfloat16(real) if tensor in numbers.certificate.get("bfloat16", ()) else real
+    expect_equal(model.run(value, {source: points}), expected, points, value)

@@ -27,6 +27,17 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+BFLOAT16 = 16
+"""The code of the type in ONNX."""
+
+
+def to_bfloat16(x: Array) -> Array:
+    """Return floats rounded to bfloat16, ties to even, in float32: half of the bits of a float32 are left."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(x), rounded.view(np.float32), x).astype(np.float32)
+
+
 def target(node: onnx.NodeProto) -> np.dtype[Any]:
     """Return the type that a Cast gives."""
     code = attribute(node, "to")
@@ -82,7 +93,7 @@ def _dequantize(node: onnx.NodeProto, x: Array, scale: Array, zero: Array | None
 
 
 _OPS: Mapping[str, Callable[..., Any]] = {
-    "Cast": lambda n, x: x.astype(target(n)),
+    "Cast": lambda n, x: to_bfloat16(x) if attribute(n, "to") == BFLOAT16 else x.astype(target(n)),
     "Add": lambda n, a, b: a + b,
     "Sub": lambda n, a, b: a - b,
     "Mul": lambda n, a, b: a * b,
