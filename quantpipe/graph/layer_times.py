@@ -29,7 +29,7 @@ def layer_times(model: Path, feeds: Mapping[str, NDArray[Any]], runs: int) -> di
     """Return the microseconds of each node of a model file on one thread: the mean over runs that nothing disturbed.
 
     The session has the options that the file names. Whole runs are kept or left out, not single times: the profiler
-    counts whole microseconds, and the least of a node's own times would be rounded down.
+    counts whole microseconds, and the smallest of a node's own times would be rounded down.
 
     A node that the runtime fuses or renames has the name of the node in the file, as far as the runtime keeps it.
     """
@@ -58,7 +58,7 @@ def layer_times(model: Path, feeds: Mapping[str, NDArray[Any]], runs: int) -> di
 
 
 def means(times: Mapping[str, list[float]], runs: int) -> dict[str, float]:
-    """Return the mean time of each node over those of the last `runs` runs that took as long as the fastest quarter.
+    """Return the mean time of each node in the last `runs` runs, without runs slower than the fastest quarter.
 
     A node may run several times in a run; then its times count one by one.
     """
