@@ -99,7 +99,7 @@ def _option(group: str, path: Path) -> str:
     if group == "search":
         common = {key.name: key for key in _top_keys() if key.path[0] == "search"}
         rows = [key for key in rows if key.name not in common]
-    text = f"### {group}={path.stem} {{ #{group}-{path.stem} }}\n\n{_linked(head(path))}\n\n"
+    text = f"### {group}={path.stem} {{ #{group}-{path.stem} }}\n\n{linked(head(path))}\n\n"
     return text + (_table(rows) if rows else "")
 
 
@@ -215,17 +215,17 @@ def _table(rows: list[Key]) -> str:
     if not typed:
         lines = ["| key | default | meaning |", "|---|---|---|"]
     for key in rows:
-        cells = [f"`{key.name}`", f"`{key.kind}`" if key.kind else "", f"`{key.default}`", _linked(key.comment)]
-        lines.append("| " + " | ".join(_cell(c) for c in cells[:1] + cells[1 if typed else 2 :]) + " |")
+        cells = [f"`{key.name}`", f"`{key.kind}`" if key.kind else "", f"`{key.default}`", linked(key.comment)]
+        lines.append("| " + " | ".join(cell(c) for c in cells[:1] + cells[1 if typed else 2 :]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """With its bars escaped: outside code, where a bar needs none."""
     return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split(r"(`[^`]*`)", text))
 
 
-def _linked(text: str) -> str:
-    """With the names of pages as links to them, and brackets as they stand."""
+def linked(text: str, up: str = "../") -> str:
+    """With the names of pages as links to them from `up` below docs/, and brackets as they stand."""
     text = re.sub(r"(?<![`\w])([\[{<])", r"\\\1", text)
-    return re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", text)
+    return re.sub(r"docs/((?:\w+/)*(\w+)\.md(?:#[\w-]+)?)", rf"[\2]({up}\1)", text)
