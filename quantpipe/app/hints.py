@@ -116,6 +116,26 @@ def no_text(arguments: Sequence[str]) -> str | None:
     return None
 
 
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+"""Keys of the folders that runs write into."""
+
+
+def no_folder(arguments: Sequence[str]) -> str | None:
+    """Return a paragraph about the first run folder that is an address of an object store, or None.
+
+    Runs lock files, sync them and rename them, which object stores do not offer.
+    """
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        if key in FOLDERS and (address := re.match(r"""['"]?(?P<scheme>[A-Za-z][\w+.-]*)://""", value)) is not None:
+            return (
+                f"{key}: is an address ({address['scheme']}://…), and a run writes into a folder of a file system, "
+                "where it locks and renames files; legal is a path, such as one on a shared or mounted disk. For copies "
+                "in an object store give MLflow an artifact location there (docs/howto/several_machines.md)"
+            )
+    return None
+
+
 def _no_key(key: str, known: Sequence[str]) -> str:
     parent = key.rpartition(".")[0]
     inside = [k[len(parent) + 1 :] for k in known if k.startswith(f"{parent}.")] if parent else list(known)

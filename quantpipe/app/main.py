@@ -35,7 +35,7 @@ from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
 from quantpipe.app.explain import diagnosis
 from quantpipe.app.files import asset, folder_of
-from quantpipe.app.hints import in_our_words, no_option, no_reference, no_text
+from quantpipe.app.hints import in_our_words, no_folder, no_option, no_reference, no_text
 from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard, lost_output
@@ -94,7 +94,7 @@ def _main() -> None:
         raise SystemExit(_report(error)) from None
     sys.argv[1:] = arranged(sys.argv[1:])
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
-    if (wrong := no_option(sys.argv[1:], folders)) is not None:
+    if (wrong := no_option(sys.argv[1:], folders) or no_folder(sys.argv[1:])) is not None:
         say(wrong)
         raise SystemExit(2)
     if "command=verify" in sys.argv[1:]:

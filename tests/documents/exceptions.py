@@ -23,6 +23,10 @@ OTHER_PROGRAMS = {
     "mkdocs": ".ci/run runs it, with the packages of the extra docs",
     "pre-commit": "changes the clone's hooks",
     "mlflow ui": "a server that does not end",
+    "mlflow server": "a server that does not end",
+    "ray ": "starts a cluster; tests/executors/test_ray.py has one of two nodes",
+    "export RAY_AUTH_MODE": "for the commands after it",
+    "srun ": "needs a SLURM cluster",
     "mlflow run": "files in MLflow; tests/e2e/test_sync.py runs it",
     "mkdir": "run as part of its page",
     "python -m quantpipe.verify": "run as part of its page",
@@ -37,6 +41,8 @@ NOT_RUN = {
     "dump=": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
     "decoder.onnx": "needs a decoder and its tokenizer; tests/data/test_decoder_texts.py reads such texts",
     "command=sync": "files in MLflow; tests/e2e/test_sync.py runs it",
+    "executor=ray": "needs the extra ray; tests/executors runs it where it is installed",
+    "tracking.uri=http": "needs a server of MLflow",
     "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_multirun.py runs it where there is one",
 }
 """Parts of command lines of quantpipe that make them too much for a test; their overrides are composed all the same."""

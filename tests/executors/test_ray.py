@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +46,58 @@ def test_two_workers_of_which_one_is_killed(opened: Workers, tmp_path: Path) -> 
     with pytest.raises(HardwareError, match="plan: toy: no such point"):
         next(scores)
     assert list(opened(POINTS[:3])) == [worth(p) for p in POINTS[:3]]
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[Any]:
+    """A cluster of two nodes on this machine, as `ray start --head` and `ray start --address` make it."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    yield cluster, second
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_loses_no_point(two_nodes: Any, tmp_path: Path) -> None:
+    """Points of the lost node are measured on the other one, and all scores arrive in order."""
+    cluster, second = two_nodes
+    points = [(x, y) for y in range(2) for x in range(6)]
+    recipe = ToyRecipe(tmp_path, seconds=2.0)
+    workers = Ray(address=cluster.address).open(recipe)
+    try:
+        assert workers.count == 2, "one worker per core of both nodes"
+        scores = workers(points)
+        found = [next(scores)]
+        while not (there := of_node(second, recipe)):
+            found.append(next(scores))
+        assert len(found) < len(points) // 2, "both nodes measure"
+        time.sleep(0.3)  # the next point has begun there
+        for pid in there:  # a machine that dies takes its workers along
+            os.kill(pid, signal.SIGKILL)
+        cluster.remove_node(second, allow_graceful=False)
+        found += scores
+    finally:
+        workers.close()
+    assert found == [worth(p) for p in points]
+    again = [p for p in points if recipe.measured(p) > 1]
+    assert again, "what was in flight there was measured again"
+
+
+def of_node(node: Any, recipe: ToyRecipe) -> set[int]:
+    """The workers below a node that have begun."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    below = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+    return recipe.processes() & set(map(int, below))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "auto"])
+def test_an_address_without_a_cluster_is_named(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    monkeypatch.setenv("RAY_gcs_server_request_timeout_seconds", "2")
+    with pytest.raises(ConfigError, match=rf"executor\.address: no Ray cluster can be used at {address}"):
+        Ray(address=address).open(ToyRecipe(tmp_path))

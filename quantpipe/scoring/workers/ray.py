@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quantpipe.errors import ConfigError, WorkerError
+from quantpipe.errors import ConfigError, WorkerError, brief
 from quantpipe.graph.execute import available_cores
 from quantpipe.option_checks import integer
 from quantpipe.scoring.workers.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
@@ -61,13 +61,20 @@ class RayTasks:
         if self._own:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             local = {"num_cpus": worker_count(options.workers, cores) * options.threads} if not options.address else {}
-            ray.init(
-                address=options.address or "local",
-                include_dashboard=False if not options.address else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **local,
-            )
+            try:
+                ray.init(
+                    address=options.address or "local",
+                    include_dashboard=False if not options.address else None,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **local,
+                )
+            except (OSError, RuntimeError, ValueError, TimeoutError) as error:
+                raise ConfigError(
+                    f"no Ray cluster can be used at {options.address or 'this machine'} ({brief(error)}); legal is the "
+                    "address of a running one (ray start --head shows it), or null for one of this run alone",
+                    where="executor.address",
+                ) from error
         self.count = worker_count(options.workers, max(1, int(ray.cluster_resources()["CPU"]) // options.threads))
         self._recipe, self._key = [ray.put(recipe)], uuid.uuid4().hex
         self._task = ray.remote(num_cpus=options.threads, max_retries=RETRIES)(_score)
@@ -84,7 +91,7 @@ class RayTasks:
             self._ray.shutdown()
 
     def _submit(self, point: Point, should_prune: ShouldPrune | None) -> Any:
-        return self._task.remote(self._key, self._recipe, *self._more, point, should_prune)
+        return self._task.remote(self._key, self._recipe, *self._more, point=point, should_prune=should_prune)
 
     def _result(self, task: Any) -> Score:
         try:
