@@ -14,7 +14,7 @@ from typing import Any
 from quantpipe.app.targets import OWN, home_of, load
 from quantpipe.errors import ConfigError
 
-FOR_DATA = ("quantpipe.data.sources.digits", "quantpipe.metrics.outputs")
+FOR_DATA = ("quantpipe.data.sources.ascii_text", "quantpipe.data.sources.digits", "quantpipe.metrics.outputs")
 """Modules of quantpipe whose functions data sets and objectives may call: they compute, and open and start nothing."""
 KEYS = ("target", "tokenizer", "feature")
 """The keys of a data set that name functions."""

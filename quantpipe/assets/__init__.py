@@ -1,1 +1,1 @@
-"""Files that ship inside the package: the default model, two small transformers, and the scripts that made them."""
+"""Files that ship inside the package: the default model, small transformers, and the scripts that made them."""

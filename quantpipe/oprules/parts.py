@@ -57,7 +57,7 @@ def parts_of(graph: Graph, output: str) -> tuple[Part, ...]:
     """
     rank = len(graph.shapes.get(output, ()))
     for axis in range(1, rank):
-        pieces = _merged(_pieces(graph, output, axis))
+        pieces = _merged(piece for piece in _pieces(graph, output, axis) if piece.size)  # a cache may begin empty
         if len(pieces) > 1:
             size, first, found = sum(piece.size for piece in pieces), 0, []
             for piece in pieces:
