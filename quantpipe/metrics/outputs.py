@@ -99,6 +99,13 @@ def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
+def cross_entropy(outputs: Array, labels: NDArray[np.int64], distribution: bool) -> float:
+    """Return the mean cross entropy of labels `[N]` in nats, from class scores `[N, …, C]`."""
+    logs = log_probabilities(outputs, distribution)
+    means = logs.reshape(len(labels), -1, logs.shape[-1]).mean(axis=1)
+    return -float(means[np.arange(len(labels)), labels].mean())
+
+
 def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
     """Return the mean over samples of KL(p_float || p) in nats.
 

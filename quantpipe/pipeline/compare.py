@@ -36,6 +36,8 @@ IDLE = (
     "runs",
 )
 """Parts of a configuration that change no number of a report."""
+OF_DEVICE = frozenset({"hardware", "schema"})
+"""Parts of a configuration that follow from the device."""
 ABSENT = "–"
 
 
@@ -113,7 +115,7 @@ def compare(runs: Sequence[Found]) -> CompareReport:
         "strategy": strategy,
         "same_tensors": same,
         "paired": paired,
-        "notes": list(_notes(whole)),
+        "notes": [*_notes(whole), *_over_devices(runs, configuration)],
     }
 
 
@@ -200,6 +202,27 @@ def _notes(whole: Sequence[Found]) -> Iterator[str]:
         yield "the runs were evaluated on different samples, so that their figures cannot be compared by a test"
     if len({run.report.get("version") for run in whole}) > 1:
         yield "the runs are of different versions of quantpipe"
+
+
+def _over_devices(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -> Iterator[str]:
+    """Yield the mean accuracy over the devices, for each set of runs that are equal in everything else."""
+    rest = [row for row in differences if row["key"].partition(".")[0] not in OF_DEVICE]
+    alike: dict[tuple[Any, ...], list[Found]] = {}
+    for number, run in enumerate(runs):
+        if run.problem is None and run.report["metrics"]["realized"].get("top1") is not None:
+            own = tuple(row["values"][number] for row in rest)
+            alike.setdefault((_outputs_of(run), run.evaluated_on, own), []).append(run)
+    for (*_, own), some in alike.items():
+        of = {run.choices.get("hardware", ABSENT): float(run.report["metrics"]["realized"]["top1"]) for run in some}
+        if len(of) < len(some) or len(of) < 2:
+            continue
+        name = " ".join(filter(None, (_word(row["key"], value) for row, value in zip(rest, own, strict=True))))
+        worst = min(of, key=lambda device: of[device])
+        mean, deviation = (100 * float(value) for value in (np.mean([*of.values()]), np.std([*of.values()], ddof=1)))
+        yield (
+            f"{name or 'accuracy'}: {mean:.1f} ± {deviation:.1f} % over {len(of)} devices (mean and standard "
+            f"deviation), lowest {100 * of[worst]:.1f} % on {worst}"
+        )
 
 
 def _paired(best: Found, others: Sequence[Found], labels: Mapping[int, str]) -> list[PairedRow]:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import onnx_ir as ir
 
 from quantpipe.annotate.conditions import AnnotateOptions
@@ -35,7 +36,7 @@ from quantpipe.hardware.cost import COSTS, cost_function, macs
 from quantpipe.hardware.predictor import PREDICTED, predicted
 from quantpipe.lowering import Rendered, render
 from quantpipe.metrics.losses import OutputLoss, only_kl
-from quantpipe.metrics.outputs import top1
+from quantpipe.metrics.outputs import cross_entropy, is_distribution, top1
 from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.realize import VENDOR, Provenance, write
@@ -346,12 +347,24 @@ def recover(
         judge.release()  # the next step needs the memory, and gives another network or other weights
         return judge.loss_of(outputs[state])
 
+    def with_labels(state: State) -> float:
+        """Return the loss of a training by labels; the float model is no measure of what they teach."""
+        known, found = judge.reference, outputs[state]
+        scores = known.main(found)
+        assert isinstance(scores, np.ndarray) and known.labels is not None  # noqa: S101  (as asked below)
+        entropy = cross_entropy(scores, known.labels, is_distribution(known.outputs))
+        return entropy + (judge.loss_of(found) if settings.train.loss == "both" else 0.0)
+
+    scores = judge.reference.outputs
+    classes = isinstance(scores, np.ndarray) and scores.shape[-1] > 1
+    labelled = settings.train.needs_labels and judge.reference.labels is not None and classes
     state, climbed = accept_steps(
         work.start(searched.overrides, (options.layer("gptq"), options.rows)),
         settings.steps,
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
         measured,
         kl_target=options.kl_target,
+        judges={TRAIN: with_labels} if labelled else {},
     )
     climbed = replace(climbed, evaluations=sum(used.evaluations for used in judges))
     if climbed.overrides is NO_OVERRIDES:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from types import MappingProxyType
 
 from quantpipe.errors import ArtifactError, DataError, HardwareError
 from quantpipe.plan import Overrides
@@ -42,8 +43,9 @@ def accept_steps(
     measure: Callable[[State], float],
     *,
     kl_target: float = 0.0,
+    judges: Mapping[str, Callable[[State], float]] = MappingProxyType({}),
 ) -> tuple[State, RecoveryResult]:
-    """Try the steps in order.
+    """Try the steps in order. `judges`: step name -> what decides about it in place of `measure`; lower is better.
 
     A step that cannot apply, or whose numbers the device or the network cannot express, or that comes upon values which
     have no integers (a float node that divides by what became zero), is not kept, and its row says why. Where the loss
@@ -66,8 +68,11 @@ def accept_steps(
         except (HardwareError, NotApplicable, ArtifactError, DataError) as error:
             row["seconds"], row["reason"] = time.perf_counter() - started, str(error)
             continue
-        helps = value < best
-        row["kl_after"], row["gain"], row["kept"], row["on"] = value, best - value, helps, found.note
+        helps, note, judge = value < best, found.note, judges.get(step.name)
+        if judge is not None:
+            before, after = judge(state), judge(found)
+            helps, note = after < before, f"{note}, judged with labels: {before:.3g} to {after:.3g}"
+        row["kl_after"], row["gain"], row["kept"], row["on"] = value, best - value, helps, note
         row["seconds"] = time.perf_counter() - started
         if found.curve:
             row["curve"] = list(found.curve)

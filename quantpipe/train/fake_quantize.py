@@ -100,39 +100,41 @@ def straight_through(value: Tensor, x: Tensor) -> Tensor:
 class _FakeQuantize(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        *tensors, ctx.how = given
-        ctx.save_for_backward(*tensors)
-        x, scale, zero = tensors[:3]
-        qmin, qmax, _, codes, rounding = ctx.how
-        if codes is None:
-            codes = rounded(x / scale, rounding).add_(zero).clamp_(qmin, qmax)
-        return (codes - zero).mul_(scale)
+        x, scale, zero, low, high, (qmin, qmax, kind, codes, rounding) = given
+        v = x / scale
+        least, most = qmin - zero, qmax - zero  # of q - z
+        kept: tuple[Tensor, ...] = ()
+        if any(ctx.needs_input_grad):
+            kept = (v > least, v < most)
+        steps = rounded(v, rounding).clamp_(least, most) if codes is None else codes - zero
+        result = steps.mul_(scale)
+        if kind == SCALE and kept:
+            kept = (kept[0].logical_and_(kept[1]), result)
+        ctx.kind = kind
+        ctx.save_for_backward(x, scale, zero, low, high, *kept)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        x, scale, zero, low, high = ctx.saved_tensors
-        qmin, qmax, kind, codes, rounding = ctx.how
-        v = x / scale
-        shifted = v + zero
-        below, above = shifted <= qmin, shifted >= qmax
-        inside = ~(below | above)
-        through = gradient * inside
-        if kind == SCALE:
-            of_scale = of_zero = None
-            if ctx.needs_input_grad[1]:
-                nearest = rounded(v, rounding) if codes is None else codes - zero
-                bound = torch.where(below, qmin - zero, qmax - zero)
-                of_scale = _summed(gradient * torch.where(inside, nearest - v, bound), scale)
+        x, scale, zero, low, high, *kept = ctx.saved_tensors
+        if ctx.kind == SCALE:
+            inside, result = kept
+            through, of_scale, of_zero = gradient * inside, None, None
+            if ctx.needs_input_grad[1]:  # the result is s·(q - z), so that R(v) - v and the bounds follow from it
+                of_scale = _summed(torch.addcmul(gradient * result, through, x, value=-1.0), scale) / scale
             if ctx.needs_input_grad[2]:
-                of_zero = _summed(gradient * ~inside * -scale, zero)
+                of_zero = _summed((through - gradient) * scale, zero)
             return through, of_scale, of_zero, None, None, None
-        if kind == SOFT:
+        above_least, below_most = kept
+        through = gradient * (above_least & below_most)
+        if ctx.kind == SOFT:
+            v = x / scale
             place = v - torch.floor(v) - 0.5
             through = through * (DSQ_HEIGHT * DSQ_SLOPE / 2 * (1 - torch.tanh(DSQ_SLOPE * place) ** 2))
         ends = [
-            _summed(gradient * side, end) if ctx.needs_input_grad[number] else None
-            for number, side, end in ((3, below, low), (4, above, high))
+            _summed(gradient * ~side, end) if ctx.needs_input_grad[number] else None
+            for number, side, end in ((3, above_least, low), (4, below_most, high))
         ]
         return through, None, None, *ends, None
 

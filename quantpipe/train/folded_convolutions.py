@@ -30,6 +30,8 @@ from quantpipe.train.weight_parameters import LearnedWeight
 
 Convolution = Callable[[Tensor, Tensor], Tensor]
 """Computes the convolution of data with a weight, without a bias."""
+WholeSteps = Callable[[Tensor, Tensor], Tensor]
+"""Rounds a bias `[C]` to steps of the accumulator, from the scale of the folded weight."""
 
 MOMENTUM = 0.1
 """Share of a batch in the running statistics."""
@@ -41,6 +43,7 @@ class _Part:
 
     data: Tensor
     compute: Convolution
+    whole: WholeSteps
     enters: bool
 
     def convolved(self, weight: Tensor) -> Tensor:
@@ -61,11 +64,12 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
         for name, values in (("mean", norm.mean), ("variance", norm.variance), ("bias", norm.bias)):
             self.register_buffer(name, _tensor(values))
 
-    def forward(self, data: Tensor, compute: Convolution) -> Tensor:
+    def forward(self, data: Tensor, compute: Convolution, whole: WholeSteps = lambda bias, scale: bias) -> Tensor:
         """Return the result of convolution and normalization; statistics of the batch only in training."""
         forward, chunks = _FORWARD[self.strategy], torch.chunk(data, self.parts if self.training else 1)
         # The first part comes last: the others read the running statistics of before.
-        found = [forward(self, _Part(chunk, compute, number == 0)) for number, chunk in reversed([*enumerate(chunks)])]
+        parts = [_Part(chunk, compute, whole, number == 0) for number, chunk in enumerate(chunks)]
+        found = [forward(self, part) for part in reversed(parts)]
         return torch.cat(found[::-1]) if len(found) > 1 else found[0]
 
     @property
@@ -90,14 +94,26 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
         shape[self._axis] = -1
         return values.reshape(shape)
 
-    def normalized(self, result: Tensor, *, enters: bool) -> Tensor:
+    def normalized(self, result: Tensor, part: _Part) -> Tensor:
         """Return the normalization of a result."""
         if self.training:
-            mean, variance = self.statistics(result, enters=enters)
+            mean, variance = self.statistics(result, enters=part.enters)
         else:
             mean, variance = self.mean - self.bias, self.variance
         factor = self.gamma / torch.sqrt(variance + self.epsilon)
-        return result * self.along_result(factor) + self.along_result(self.beta - factor * mean)
+        return result * self.along_result(factor) + self.shifted(part, self.beta - factor * mean, factor)
+
+    def shifted(self, part: _Part, bias: Tensor, factor: Tensor) -> Tensor:
+        """Return the folded bias in whole steps of the accumulator, shaped to broadcast to the result.
+
+        `factor`: that of the folded weight `[C]`.
+        """
+        with torch.no_grad():
+            size = self.along_weight(factor)
+            shaped = self.weight.shaped(None if self.strategy == -1 else size)
+            scale = self.weight.grid(shaped).scale
+            scale = (scale * size.abs()).clamp(min=intmath.SMALLEST_SCALE) if self.strategy == -1 else scale
+        return self.along_result(part.whole(bias, scale))
 
     def statistics(self, result: Tensor, *, enters: bool) -> tuple[Tensor, Tensor]:
         """Return mean and variance of a result by channel, `[C]` each, after they entered the running ones."""
@@ -117,13 +133,13 @@ class FoldedConvolution(nn.Module):  # type: ignore[misc]
 
 
 def _unfolded(conv: FoldedConvolution, part: _Part) -> Tensor:
-    return conv.normalized(part.convolved(conv.weight()), enters=part.enters)
+    return conv.normalized(part.convolved(conv.weight()), part)
 
 
 def _fixed(conv: FoldedConvolution, part: _Part) -> Tensor:
     factor = conv.factor
     shift = conv.beta + factor * (conv.bias - conv.mean)
-    return part.convolved(conv.weight(conv.along_weight(factor))) + conv.along_result(shift)
+    return part.convolved(conv.weight(conv.along_weight(factor))) + conv.shifted(part, shift, factor)
 
 
 def _batch_folded(conv: FoldedConvolution, part: _Part) -> Tensor:
@@ -131,7 +147,9 @@ def _batch_folded(conv: FoldedConvolution, part: _Part) -> Tensor:
         return _fixed(conv, part)
     mean, variance = conv.statistics(part.convolved(conv.weight.latent), enters=part.enters)
     factor = conv.gamma / torch.sqrt(variance + conv.epsilon)
-    return part.convolved(conv.weight(conv.along_weight(factor))) + conv.along_result(conv.beta - factor * mean)
+    return part.convolved(conv.weight(conv.along_weight(factor))) + conv.shifted(
+        part, conv.beta - factor * mean, factor
+    )
 
 
 def _corrected(conv: FoldedConvolution, part: _Part) -> Tensor:
@@ -142,17 +160,19 @@ def _corrected(conv: FoldedConvolution, part: _Part) -> Tensor:
         plain = part.convolved(conv.weight.latent)
     mean, variance = conv.statistics(plain, enters=part.enters)
     deviation = torch.sqrt(variance + conv.epsilon)
-    result = part.convolved(conv.weight(conv.along_weight(conv.gamma / running)))
-    return result * conv.along_result(running / deviation) + conv.along_result(
-        conv.beta - conv.gamma * mean / deviation
-    )
+    factor = conv.gamma / running
+    result = part.convolved(conv.weight(conv.along_weight(factor)))
+    bias = conv.beta - conv.gamma * mean / deviation
+    return result * conv.along_result(running / deviation) + conv.shifted(part, bias, factor)
 
 
 def _divided(conv: FoldedConvolution, part: _Part) -> Tensor:
+    if not conv.training:
+        return _fixed(conv, part)
     factor = conv.factor
     safe = torch.where(factor.abs() < 1e-12, torch.full_like(factor, 1e-12), factor)
     result = part.convolved(conv.weight(conv.along_weight(factor))) / conv.along_result(safe)
-    return conv.normalized(result, enters=part.enters)
+    return conv.normalized(result, part)
 
 
 _FORWARD: Mapping[int, Callable[[FoldedConvolution, _Part], Tensor]] = {

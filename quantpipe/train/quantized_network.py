@@ -40,6 +40,7 @@ from quantpipe.train.trained_state import TrainedState, real_values, weight_star
 from quantpipe.train.weight_parameters import ALGORITHMS, LearnedWeight
 from quantpipe.types import (
     Accumulate,
+    BiasScale,
     Form,
     Kernel,
     Range,
@@ -76,6 +77,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         self._start_weights()
         self._start_biases()
         self.to(device)
+        self._all_grids: dict[str, TorchGrid] = {}
         self._grids: dict[str, TorchGrid] = {}
         self._values: dict[str, Tensor] = {}
         self._read: dict[tuple[str, str], Tensor] = {}
@@ -207,6 +209,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         self, values: Mapping[str, Tensor], wanted: Collection[str], nodes: Collection[Node] | None = None
     ) -> dict[str, Tensor]:
         """Return tensors of the quantized network, from the graph's inputs or from inner tensors."""
+        self._all_grids = {}
         self._grids.clear()
         self._values.clear()
         self._read.clear()
@@ -262,7 +265,11 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         name = self._folded_names.get(node.name)
         if name is None:
             return None
-        found: Tensor = self.folded[name](operands[0], lambda *read: self.network.compute(node, list(read)))
+        found: Tensor = self.folded[name](
+            operands[0],
+            lambda *read: self.network.compute(node, list(read)),
+            lambda bias, scale: self._in_steps(node.name, bias, scale),
+        )
         return found
 
     def _weight(self, tensor: str, value: Tensor) -> Tensor:
@@ -274,33 +281,35 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         return self._values[tensor]
 
     def _bias(self, node: str) -> Tensor:
-        """Return a bias in whole steps, as the kernel adds it, with the gradient of the real one."""
-        real: Tensor = self.biases[self._bias_names[node]]
-        scale = self._accumulator_scale(node)
-        if scale is None:
-            return real
-        found = real.detach().double()
-        step = bias_step(self.state.problem.spec, node, found.cpu().numpy(), scale.cpu().numpy())
-        width = torch.from_numpy(step).to(found)
-        return straight_through((torch.round(found / width) * width).to(real), real)
-
-    def _accumulator_scale(self, node: str) -> Tensor | None:
-        """Return the real units of an accumulator step, float64 `()` or `[C]`; None where a kernel has no integers."""
+        """Return a bias as its kernel adds it."""
         kernel = self._kernels[node]
-        group = self.state.problem.topology.group_of.get(kernel.operands[0].tensor)
-        if not isinstance(self.state.plan.kernels.get(node), Accumulate) or group is None or kernel.weight is None:
-            return None
-        if group.key not in self._grids:
-            return None
-        name = self._weight_names.get(kernel.weight)
+        real: Tensor = self.biases[self._bias_names[node]]
+        return real if kernel.weight is None else self._in_steps(node, real, self._weight_scale(kernel.weight))
+
+    def _weight_scale(self, tensor: str) -> Tensor:
+        """Return the scale of a weight, `()` or shaped to broadcast, without gradients."""
+        name = self._weight_names.get(tensor)
         if name is None:
-            scale = torch.from_numpy(self.state.plan.weights[kernel.weight].scale.astype(np.float64))
-        else:
-            weight: LearnedWeight = self.weights[name]
-            scale = weight.grid(weight.shaped(None).detach()).scale.detach().double()
-        data = self._grids[group.key].scale.detach().double()
-        found: Tensor = scale.reshape(-1) * data.reshape(-1)
-        return found if len(found) > 1 else found[0]
+            return torch.from_numpy(self.state.plan.weights[tensor].scale)
+        weight: LearnedWeight = self.weights[name]
+        with torch.no_grad():
+            return weight.grid(weight.shaped(None)).scale
+
+    def _in_steps(self, node: str, real: Tensor, weight_scale: Tensor) -> Tensor:
+        """Return a bias in whole steps of its kernel's accumulator, with the gradient of the real one.
+
+        It stays as it is where the kernel has no integers.
+        """
+        group = self.state.problem.topology.group_of.get(self._kernels[node].operands[0].tensor)
+        grid = None if group is None else self._grids.get(group.key)
+        if grid is None or not isinstance(self.state.plan.kernels.get(node), Accumulate):
+            return real
+        found, spec = real.detach().double(), self.state.problem.spec
+        step = weight_scale.reshape(-1).to(found) * grid.scale.detach().double().reshape(-1)
+        if spec.bias_scale is not BiasScale.PRODUCT:
+            step = step if len(step) > 1 else step[0]
+            step = torch.from_numpy(bias_step(spec, node, found.cpu().numpy(), step.cpu().numpy())).to(found)
+        return straight_through((torch.round(found / step) * step).to(real), real)
 
     def _added_bias(self, tensor: str, value: Tensor) -> Tensor:
         """Return a result with the bias that recovery gave a kernel without one."""
@@ -324,7 +333,9 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         if group is None or not value.is_floating_point():
             return value
         if group.key not in self._grids:
-            self._grids[group.key] = self._seen(self.ranges.grid(group.key, value), value)
+            if not self._all_grids:
+                self._all_grids = self.ranges.grids(value)
+            self._grids[group.key] = self._seen(self._all_grids[group.key], value)
         grid = replace(self._grids[group.key], rounding=rounding)
         rounded = fake_quantize(value, grid, GRADIENTS[self.options.activations])
         if self.training and self.options.drop > 0:

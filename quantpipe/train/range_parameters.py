@@ -7,7 +7,7 @@ their roundings (to a power of two, to an integer zero point) have the gradient 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,16 +26,18 @@ class GroupGrid:
     dtype: DType
     schema: TensorSchema
 
-    def is_affine(self, low: float) -> bool:
+    def is_affine(self, positive: bool) -> bool:
         """Return whether scale and zero point follow from both ends of the range."""
         symmetry = self.schema.symmetry
-        return symmetry is Symmetry.ASYMMETRIC or (symmetry is Symmetry.SYMMETRIC_UNSIGNED and low >= 0.0)
+        return symmetry is Symmetry.ASYMMETRIC or (symmetry is Symmetry.SYMMETRIC_UNSIGNED and positive)
 
-    def grid(self, low: Tensor, high: Tensor, like: Tensor) -> TorchGrid:
-        """Return the grid of a range, float64 `()` each, in the type and on the device of the values `like`."""
-        positive = float(low.detach()) >= 0.0
+    def grid(self, low: Tensor, high: Tensor, like: Tensor, *, positive: bool) -> TorchGrid:
+        """Return the grids of ranges, float64 `()` or `[G]` each, in the type and on the device of the values `like`.
+
+        `positive`: whether no value of the ranges is negative.
+        """
         qmin, qmax = intmath.integer_bounds(self.bits, self.dtype, self.schema, positive=positive)
-        if self.is_affine(float(low.detach())):
+        if self.is_affine(positive):
             steps = intmath.affine_steps(self.bits, self.schema)
             scale = storable(high / steps - low / steps, self.schema.power_of_two)
             exact = qmin - low / scale
@@ -79,14 +81,21 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._ranges = dict(ranges)
-        self._grids = {key: GroupGrid(bits[key], group.dtype, schema) for key, group in groups.items()}
+        grids = {key: GroupGrid(bits[key], group.dtype, schema) for key, group in groups.items()}
         self._names: dict[str, str] = {}
         self.factors = nn.ParameterDict()
+        self._alike: dict[tuple[GroupGrid, bool], list[str]] = {}
+        """Groups whose grids follow from their ranges by the same formula, which are computed at once."""
         for number, (key, group) in enumerate(groups.items()):
+            positive = ranges[key].low >= 0.0
+            self._alike.setdefault((grids[key], positive), []).append(key)
             if learns and group.fixed is None and ranges[key].threshold > 0:
                 self._names[key] = str(number)
-                affine = self._grids[key].is_affine(ranges[key].low)
-                self.factors[str(number)] = nn.Parameter(torch.zeros(2 if affine else 1, dtype=torch.float64))
+                count = 2 if grids[key].is_affine(positive) else 1
+                self.factors[str(number)] = nn.Parameter(torch.zeros(count, dtype=torch.float64))
+        for number, keys in enumerate(self._alike.values()):
+            ends = torch.tensor([[ranges[key].low, ranges[key].high] for key in keys], dtype=torch.float64)
+            self.register_buffer(f"ends{number}", ends, persistent=False)
 
     @property
     def learned(self) -> tuple[str, ...]:
@@ -97,22 +106,30 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
         """Return the parameters of some groups."""
         return [self.factors[name] for key, name in self._names.items() if key in keys]
 
-    def ends(self, key: str) -> tuple[Tensor, Tensor]:
-        """Return the ends of a group's range, float64 `()`."""
-        found = self._ranges[key]
-        if key not in self._names:
-            return torch.tensor(found.low, dtype=torch.float64), torch.tensor(found.high, dtype=torch.float64)
-        factors = torch.exp(self.factors[self._names[key]])
-        return found.low * factors[0], found.high * factors[-1]
-
     def range(self, key: str) -> Range:
         """Return a group's range."""
-        low, high = self.ends(key)
-        return Range(float(low.detach()), float(high.detach()))
+        found = self._ranges[key]
+        if key not in self._names:
+            return found
+        factors = torch.exp(self.factors[self._names[key]].detach()).cpu()
+        return Range(float(found.low * factors[0]), float(found.high * factors[-1]))
 
-    def grid(self, key: str, like: Tensor) -> TorchGrid:
-        """Return the grid of a group for the values `like`; its numbers follow from the parameters."""
-        return self._grids[key].grid(*self.ends(key), like)
+    def grids(self, like: Tensor) -> dict[str, TorchGrid]:
+        """Return the grids of all groups for the values `like`; their numbers follow from the parameters."""
+        found: dict[str, TorchGrid] = {}
+        for number, ((kind, positive), keys) in enumerate(self._alike.items()):
+            low, high = (self.get_buffer(f"ends{number}") * self._factors_of(keys)).unbind(1)
+            grid = kind.grid(low, high, like, positive=positive)
+            parts = (values.unbind() for values in (grid.scale, grid.zero, grid.low, grid.high))
+            for key, *numbers in zip(keys, *parts, strict=True):
+                found[key] = TorchGrid(*numbers, grid.qmin, grid.qmax)
+        return found
+
+    def _factors_of(self, keys: Sequence[str]) -> Tensor:
+        """Return the factors on both ends of some groups' ranges, `[G, 2]` float64; 1 for those that stay."""
+        stays = self.get_buffer("ends0").new_zeros(2)
+        found = [self.factors[self._names[key]].expand(2) if key in self._names else stays for key in keys]
+        return torch.exp(torch.stack(found))
 
     def decay(self) -> Tensor:
         """Return the sum of the squares of the learned ranges, each in units of its start."""

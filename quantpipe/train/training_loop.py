@@ -76,7 +76,7 @@ def train(
     finite number. Raises ConfigError for a device that is absent.
     """
     device = device_of(options)
-    with _threads(options.threads):
+    with _arithmetic(options):
         return _trained(state, data, options, device, seed=seed, progress=progress, kept=kept)
 
 
@@ -106,14 +106,22 @@ def _trained(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let torch use a number of threads; more than one wait for each other in every op."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _arithmetic(options: TrainOptions) -> Iterator[None]:
+    """Let torch use a number of threads, and on CUDA whole float32 products and algorithms that repeat their results.
+
+    More threads than one wait for each other in every op. Convolutions on CUDA would round operands to 10 bits (TF32),
+    which moves results across the roundings of the device.
+    """
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    torch.set_num_threads(options.threads)
+    if options.device == "cuda":
+        cudnn.allow_tf32, cudnn.deterministic = False, True
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        cudnn.allow_tf32, cudnn.deterministic = before
 
 
 class _Training:

@@ -69,6 +69,22 @@ def test_equal_runs_are_a_tie_and_none_of_them_is_called_the_best() -> None:
         assert "A and B have equal results" in shown and "is the best" not in shown
 
 
+def test_the_mean_over_devices_is_of_runs_that_are_equal_in_all_else() -> None:
+    """A row for each algorithm, as the column of means in published tables; one device alone has none."""
+    wrong = {("lsq", "vta"): 20, ("lsq", "snpe"): 4, ("lsq", "tensorrt"): 6, ("pact", "vta"): 40, ("pact", "snpe"): 0}
+    runs = [
+        made(device, right=np.arange(200) >= count, run={"train": train, "hardware": device, "schema": device})
+        for (train, device), count in wrong.items()
+    ]
+    report = compare([*runs, made("alone", run={"train": "dsq"}), Found("unfinished", problem="not finished")])
+    assert report["notes"] == [
+        "lsq: 95.0 ± 4.4 % over 3 devices (mean and standard deviation), lowest 90.0 % on vta",
+        "pact: 90.0 ± 14.1 % over 2 devices (mean and standard deviation), lowest 80.0 % on vta",
+    ]
+    assert "lsq: 95.0 ± 4.4 % over 3 devices" in " ".join(printed(report).split())
+    assert compare([runs[0], made("twice", run={"train": "lsq"})])["notes"] == []
+
+
 def test_by_chance_only_the_smallest_is_taken_and_its_price_is_named() -> None:
     """One sample of 200 more is chance (p = 1): it makes no run the best that is larger and slower."""
     slow = {"latency": {"realized_ms": 6.0, "of": "device"}}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from sklearn.datasets import load_digits
 
 import quantpipe
 from quantpipe.artifacts import read_npz
@@ -173,6 +174,23 @@ def test_every_option_runs(program: Program, option: str) -> None:
     row = row_of(done)
     assert row["step"] == "train" and row["curve"] and "reason" not in row
     assert done.report["agreement"]["differing"] == 0
+
+
+def test_labels_decide_about_a_training_by_labels() -> None:
+    """Labels that name every third class the next one: what they teach is far from the float model, and kept."""
+    bunch = load_digits()
+    images, labels = (bunch.images[:, None] / 16).astype(np.float32), bunch.target
+    taught = np.where(labels % 3 == 0, (labels + 1) % 10, labels)
+    options = {"option": "lsq", "loss": "labels", "epochs": 4, "learning_rate": 3e-3}
+    found = quantpipe.quantize(
+        quantpipe.example_model(), (images, taught), {"option": "tensorrt", "name": "narrow", "weights": {"bits": 4}},
+        dataset={"samples": {"train": 600}}, train=options, objective={"tolerance": 99.0}, evaluate=QUICK,
+    )  # fmt: skip
+    row = found.report["recover"][-1]
+    assert row["step"] == "train" and row["kept"] and row["kl_after"] > row["kl_before"]
+    assert "judged with labels: " in row["on"]
+    metrics = found.report["metrics"]
+    assert metrics["realized"]["top1"] > metrics["float"]["top1"] + 0.1
 
 
 @pytest.mark.parametrize("fold", [-1, 1, 2, 3, 4])

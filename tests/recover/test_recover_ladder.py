@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +17,9 @@ from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.rescale.equalize import Equalization
 
 
-def climbed(values: list[Any], before: float = 1.0) -> tuple[State, Any]:
+def climbed(
+    values: list[Any], before: float = 1.0, judges: dict[str, Callable[[State], float]] | None = None
+) -> tuple[State, Any]:
     """A ladder whose n-th step measures values[n] (an exception: raises it); the overrides carry all kept steps."""
     start = State(cast(Any, None), cast(Any, None))
 
@@ -31,7 +34,8 @@ def climbed(values: list[Any], before: float = 1.0) -> tuple[State, Any]:
         made = state.overrides.biases
         return float(values[int(list(made.values())[-1])]) if made else before
 
-    return accept_steps(start, [StepItem(f"step {n}", n) for n in range(len(values))], run, measure)
+    items = [StepItem(f"step {n}", n) for n in range(len(values))]
+    return accept_steps(start, items, run, measure, judges=judges or {})
 
 
 def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
@@ -43,6 +47,17 @@ def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
     ]
     assert list(found.overrides.biases) == ["step 0", "step 1", "step 2"] and state.overrides is found.overrides
     assert all(s["seconds"] >= 0 for s in found.steps)
+
+
+@pytest.mark.parametrize(("after", "kept"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_a_step_with_a_judge_of_its_own_is_kept_by_it_alone(after: float, kept: bool) -> None:
+    """As a training by labels is: the divergence from the float model may rise."""
+    judges = {"step 0": lambda state: after if state.overrides.biases else 0.5}
+    state, found = climbed([3.0], judges=judges)
+    (row,) = found.steps
+    assert (row["kl_before"], row["kl_after"], row["kept"]) == (1.0, 3.0, kept)
+    assert row["on"] == f"note 0, judged with labels: 0.5 to {after:.3g}"
+    assert list(state.overrides.biases) == (["step 0"] if kept else [])
 
 
 def test_values_that_have_no_integers_end_the_step_and_not_the_run() -> None:

@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
+from quantpipe.graph.execute import Session
+from quantpipe.graph.normalize import expose
 from quantpipe.graph.rewrites.batch_norms import BatchNorm
 from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.simulate.simulator import bind, simulate
+from quantpipe.train.quantized_network import QuantizedNetwork
 from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.trained_state import TrainedState
 from quantpipe.train.training_data import KL, OutputTarget, TrainingData
 from quantpipe.train.training_loop import Trained, train
-from quantpipe.types import Samples, Strategy
+from quantpipe.types import QuantPlan, Samples, Strategy
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line
 
 
@@ -54,6 +59,21 @@ def trained(
     data = TrainingData(samples or problem.samples, (OutputTarget(output, KL),), output)
     further: dict[str, Any] = {"seed": 0, "progress": lambda done, total, note: None, "kept": Memory()}
     return train(state_of(problem, strategy, norms=given.pop("norms", None)), data, options, **(further | given))
+
+
+def share_differing(network: QuantizedNetwork, plan: QuantPlan, samples: Samples) -> float:
+    """The share of the stored integers of nodes in which the forward pass and the simulation of a plan differ."""
+    graph, topology = network.state.graph, network.state.problem.topology
+    simulation = simulate(graph, topology, plan)
+    stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in graph.producers}
+    model = bind(simulation.rendered.model, simulation.weights)
+    inputs = next(iter(samples.batches(16))).inputs
+    names = tuple(stored.values())
+    integers = Session(expose(model, list(names)), where="simulated").run({**inputs, **simulation.scalars}, names)
+    outputs = network.eval()({name: torch.from_numpy(values) for name, values in inputs.items()}, list(stored))
+    steps = {t: np.rint(outputs[t].detach().numpy() / float(plan.quantizers[t].scale)) for t in stored}
+    differing = sum(int(np.sum(steps[t] != integers[n])) for t, n in stored.items())
+    return differing / sum(values.size for values in steps.values())
 
 
 class Memory:

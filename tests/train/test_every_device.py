@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from quantpipe.errors import ConfigError
-from quantpipe.graph.execute import Session
 from quantpipe.graph.load import load_graph
-from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.plan import NO_OVERRIDES
-from quantpipe.simulate.simulator import bind, simulate
 from tests.ops.line import ArraySamples, line, normal_samples
 from tests.verify.folders import DIGITS, hardware_files
 
@@ -23,7 +20,7 @@ from quantpipe.train.network import NotTrainable  # noqa: E402
 from quantpipe.train.quantized_network import QuantizedNetwork  # noqa: E402
 from quantpipe.train.train_options import TrainOptions  # noqa: E402
 from quantpipe.train.trained_state import TrainedState  # noqa: E402
-from tests.train.nets import trained  # noqa: E402
+from tests.train.nets import share_differing, trained  # noqa: E402
 from tests.train.test_training_loop import numbers  # noqa: E402
 
 LSQ = TrainOptions("lsq", "lsq", epochs=1, batch=8, learning_rate=1e-3, scale_rate=1e-2)
@@ -63,17 +60,7 @@ def test_the_forward_pass_computes_the_integers(device: str) -> None:
     strategy = found.strategy()
     plan = found.planner.plan(strategy)
     network = QuantizedNetwork(TrainedState(found.problem, strategy, NO_OVERRIDES, plan), LSQ, torch.device("cpu"))
-    simulation = simulate(graph, found.topology, plan)
-    stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in graph.producers}
-    model = bind(simulation.rendered.model, simulation.weights)
-    inputs = next(iter(images(graph, 16).batches(16))).inputs
-    names = tuple(stored.values())
-    integers = Session(expose(model, list(names)), where="simulated").run({**inputs, **simulation.scalars}, names)
-    outputs = network.eval()({name: torch.from_numpy(values) for name, values in inputs.items()}, list(stored))
-    steps = {t: np.rint(outputs[t].detach().numpy() / float(plan.quantizers[t].scale)) for t in stored}
-    differing = sum(int(np.sum(steps[t] != integers[n])) for t, n in stored.items())
-    share = differing / sum(values.size for values in steps.values())
-    assert share <= NOT_EXACT.get(device, 0.0)
+    assert share_differing(network, plan, images(graph, 16)) <= NOT_EXACT.get(device, 0.0)
 
 
 @pytest.mark.sliced(29)

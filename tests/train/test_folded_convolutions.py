@@ -34,7 +34,7 @@ from quantpipe.train.folded_convolutions import FoldedConvolution  # noqa: E402
 from quantpipe.train.quantized_network import QuantizedNetwork  # noqa: E402
 from quantpipe.train.train_options import TrainOptions  # noqa: E402
 from quantpipe.train.weight_parameters import ALGORITHMS, WeightStart  # noqa: E402
-from tests.train.nets import many, state_of, trained  # noqa: E402
+from tests.train.nets import many, share_differing, state_of, trained  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 STRATEGIES = (-1, 1, 2, 3, 4)
@@ -285,6 +285,17 @@ def test_without_grids_and_with_fixed_statistics_every_strategy_is_the_float_net
             expected, found = float_and_fixed(network, problem)
         assert np.ptp(expected) > 0.1 and np.abs(rounded - expected).max() > 1e-4
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_forward_pass_computes_the_integers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: int) -> None:
+    """With fixed statistics; the folded bias is in whole steps, without which integers differ."""
+    problem, norms = made(tmp_path)
+    network = network_of(problem, norms, strategy)
+    plan = problem.planner.plan(problem.strategy(), network.overrides())
+    assert len(network.folded) == 3 and share_differing(network, plan, problem.samples) == 0.0
+    monkeypatch.setattr(QuantizedNetwork, "_in_steps", lambda self, node, real, scale: real)
+    assert share_differing(network, plan, problem.samples) > 0.0
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -31,7 +31,7 @@ def test_a_learned_range_has_the_grid_of_the_planner(
     found = Range(0.0 if positive else -low, high)
     scale, zero, qmin, qmax = intmath.scale_zero_point(found, bits, dtype, schema)
     ends = (torch.tensor(end, dtype=torch.float64) for end in (found.low, found.high))
-    grid = GroupGrid(bits, dtype, schema).grid(*ends, torch.zeros((), dtype=torch.float32))
+    grid = GroupGrid(bits, dtype, schema).grid(*ends, torch.zeros((), dtype=torch.float32), positive=positive)
     assert (grid.scale.numpy(), float(grid.zero), grid.qmin, grid.qmax) == (scale, zero, qmin, qmax)
 
 
@@ -59,7 +59,7 @@ def test_the_ends_of_a_range_have_gradients(symmetry: Symmetry, positive: bool) 
     parameters = RangeParameters(
         {"a": group("a")}, {"a": Range(0.0 if positive else -1.0, 2.0)}, {"a": 4}, TensorSchema(symmetry), learns=True
     )
-    parameters.grid("a", torch.zeros(())).scale.backward()
+    parameters.grids(torch.zeros(()))["a"].scale.backward()
     (factor,) = parameters.factors.values()
     affine = symmetry is Symmetry.ASYMMETRIC or (symmetry is Symmetry.SYMMETRIC_UNSIGNED and positive)
     steps = 15 if affine else 7

@@ -14,6 +14,7 @@ from tests.ops.line import Line, Net, line
 
 torch = pytest.importorskip("torch")
 
+from quantpipe.train import training_loop  # noqa: E402
 from quantpipe.train.network import FloatNetwork, NotTrainable  # noqa: E402
 from quantpipe.train.quantized_network import QuantizedNetwork  # noqa: E402
 from quantpipe.train.train_options import TrainOptions  # noqa: E402
@@ -183,6 +184,22 @@ def test_labels_are_learned() -> None:
     options = replace(LSQ, loss="labels", epochs=60, learning_rate=1e-2, optimizer="adam")
     found = trained(problem, problem.strategy(), options, samples)
     assert found.curve[-1] < 0.5 * found.curve[0]
+
+
+def test_cuda_computes_whole_products_that_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 would round operands to 10 bits. The settings of torch are the caller's again afterwards."""
+    cudnn, seen = torch.backends.cudnn, list[tuple[bool, bool]]()
+
+    def flags() -> tuple[bool, bool]:
+        return cudnn.allow_tf32, cudnn.deterministic
+
+    monkeypatch.setattr(training_loop, "device_of", lambda options: torch.device("cpu"))
+    monkeypatch.setattr(training_loop, "_trained", lambda *_, **__: seen.append(flags()))
+    before, problem = flags(), made("tensorrt", 4)
+    for device in ("cuda", "cpu"):
+        trained(problem, problem.strategy(4), replace(LSQ, device=device))
+        assert flags() == before
+    assert seen == [(False, True), before] and before != (False, True)
 
 
 def test_a_loss_that_is_no_number_ends_the_training() -> None:
