@@ -313,7 +313,7 @@ def run(given: argparse.Namespace) -> None:
     )  # fmt: skip
     waiting, context = lines(given.kinds, given.seeds), multiprocessing.get_context("spawn")
     if given.settings:
-        waiting = [line for line in waiting if line.kind == "few" or line.setting in given.settings]
+        waiting = [line for line in waiting if line.setting in given.settings]
     running: list[Any] = []
     while (waiting or running) and time.time() < job.until:
         running = [process for process in running if process.is_alive()]

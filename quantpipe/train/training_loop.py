@@ -107,7 +107,7 @@ def _trained(
 
 @contextmanager
 def _arithmetic(options: TrainOptions) -> Iterator[None]:
-    """Let torch use a number of threads, and on CUDA whole float32 products and algorithms that repeat their results.
+    """Let torch use a number of threads, and on CUDA whole float32 products and convolutions that repeat their results.
 
     More threads than one wait for each other in every op. Convolutions on CUDA would round operands to 10 bits (TF32),
     which moves results across the roundings of the device.

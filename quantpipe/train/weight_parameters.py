@@ -58,11 +58,15 @@ class WeightStart:
         return np.atleast_1d(real if real.ndim == 0 else np.asarray(along(real, self.axis or 0, self.real.ndim)))
 
     @property
+    def nearest(self) -> NDArray[np.bool_]:
+        """Return where the float weight rounds to the plan's integer."""
+        scale, zero = self.broadcast(self.scale), self.broadcast(self.zero)
+        return nearest_step(self.real / scale, self.qmin - zero, self.qmax - zero) == self.integers
+
+    @property
     def value(self) -> NDArray[np.float32]:
         """Return the float weight, with the integer's value where it does not round to the plan's integer."""
-        scale, zero = self.broadcast(self.scale), self.broadcast(self.zero)
-        same = nearest_step(self.real / scale, self.qmin - zero, self.qmax - zero) == self.integers
-        return np.where(same, self.real, self.integers * scale).astype(np.float32)
+        return np.where(self.nearest, self.real, self.integers * self.broadcast(self.scale)).astype(np.float32)
 
 
 class LearnedWeight(nn.Module):  # type: ignore[misc]
@@ -217,18 +221,25 @@ class QuantizationInterval(LearnedWeight):
 class LearnedRounding(LearnedWeight):
     """AdaRound: each weight is rounded down or up, w' = s·clip(floor(w / s) + h(V)) (arXiv 2004.10568).
 
-    V starts where floor(w / s) + h(V) = w / s. A penalty 1 - |2h - 1|^β with a falling β drives h to 0 or 1.
+    V starts where floor(w / s) + h(V) = w / s. Where recovery rounded a weight to its farther neighbour, h starts next
+    to 1/2, on that neighbour's side. A penalty 1 - |2h - 1|^β with a falling β drives h to 0 or 1.
     """
 
     BETA = (20.0, 2.0)
     WARM = 0.2
     """Share of the training without the penalty."""
+    MIDDLE = 0.01
+    """Distance from 1/2 at which h starts for a weight that is not rounded to the nearest."""
 
     def __init__(self, start: WeightStart) -> None:
         super().__init__(start)
-        steps = start.value / start.broadcast(start.scale)
+        steps = start.real / start.broadcast(start.scale)
         floor = np.floor(steps)
-        rest = np.clip((steps - floor + SHIFT) / SOFTENED, 1e-4, 1 - 1e-4)
+        moved, up = ~start.nearest, start.integers > floor
+        # Of an integer that is no neighbour of the weight, the other choice is the one next to it on the weight's side.
+        floor = np.where(moved, start.integers - up, floor)
+        share = np.where(moved, np.where(up, 0.5 + self.MIDDLE, 0.5 - self.MIDDLE), steps - floor)
+        rest = np.clip((share + SHIFT) / SOFTENED, 1e-4, 1 - 1e-4)
         self.register_buffer("floor", torch.from_numpy(floor.astype(np.float32)))
         self.latent = nn.Parameter(torch.from_numpy(np.log(rest / (1 - rest)).astype(np.float32)))
 

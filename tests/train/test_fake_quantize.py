@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,26 @@ def test_adaround_rounds_down_or_up_and_its_penalty_drives_there() -> None:
     clear = np.abs(up - 0.5) > 0.01
     moving = (up > 0.01) & (up < 0.99) & clear
     np.testing.assert_array_equal(towards[moving], np.sign(up - 0.5)[moving])
+
+
+def test_adaround_can_take_back_what_recovery_rounded_up_or_down() -> None:
+    """A weight on its farther neighbour starts there and may go to the nearer one; one farther off goes towards it."""
+    near = start_of(12)
+    steps = near.real / near.broadcast(near.scale)
+    inside = np.abs(steps) < 5
+    farther = np.where(
+        inside, np.where(near.integers > np.floor(steps), near.integers - 1, near.integers + 1), near.integers
+    )
+    beyond = np.where(inside, near.integers + np.where(np.arange(9).reshape(3, 3) % 2, 2, -2), near.integers)
+    for integers, towards in ((farther, near.integers), (beyond, beyond - np.sign(beyond - near.integers))):
+        weight = LearnedRounding(replace(near, integers=integers))
+        np.testing.assert_array_equal(weight.stored()[0].numpy(), integers)
+        with torch.no_grad():
+            weight.latent.neg_()
+            taken = weight.stored()[0].numpy()
+        moved = inside & (integers != near.integers)
+        assert moved.any()
+        np.testing.assert_array_equal(taken[moved], towards[moved])
 
 
 def test_dsq_learns_ends_and_not_scales_directly() -> None:
