@@ -14,6 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from quantpipe.annotate.cache_sites import on_paths
 from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind, constraints_of, read_constraints
 from quantpipe.annotate.conversions import fewest_conversions, may_move
 from quantpipe.annotate.real_sums import may_be_real, real_sums
@@ -169,12 +170,14 @@ def decide(
     found = Conditions({}, {}, additions, _held(graph, options))
     either: dict[str, OpSignature] = {}
     sums: list[str] = []
+    cached = on_paths(graph, spec)
     for node in graph.nodes:
         reason = kept.get(node.name) or _own_reason(node, graph)
         signature = None
         if reason is None:
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
+            given = node.name in cached or _given_around(node, graph, found)
             signature, why = choose_signature(
                 spec,
                 node,
@@ -182,7 +185,7 @@ def decide(
                 rule,
                 treatment=found.treatment(node.name, spec),
                 refused=refused.get(node.name, {}),
-                given=_given_around(node, graph, found),
+                given=given,
             )
             reason = Reason(ReasonKind.DEVICE, why)
             if additions.get(node.name) is AddInputs.NONE:
@@ -191,7 +194,7 @@ def decide(
                 )
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
             both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
-            both = both and not _given_around(node, graph, found)
+            both = both and not given
             alone = both and not _views_input(node, graph) and _producers_float(node, graph, found)
             if both and signature is not None and may_move(node, graph, not alone):
                 either[node.name] = signature

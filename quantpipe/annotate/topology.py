@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from quantpipe.annotate.bits import bounded_group, bounded_weight, ends_of, limited
+from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import ConstraintKind
 from quantpipe.annotate.given_weights import settled
@@ -105,6 +106,9 @@ def analyze(
     )
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
     most = limited(spec, settled_here.sites)
+    held_bits = cache_bits(graph, spec)
+    most |= {t: min(bits, most.get(t, bits)) for t, bits in held_bits.items()}
+    caches = cache_sites(graph, spec, solved.kernels, solved.groups, reasons=reasons)
     ends = ends_of(graph, spec, kernels)
     holding = [t for table in tables for t in table.nodes] + [k.node for k in real] + [s.node for s in loops.sites]
     groups = tuple(bounded_group(g, most, ends) for g in with_state_bits(solved.groups, loops.sites))
@@ -120,6 +124,8 @@ def analyze(
         constants=constants,
         sites=settled_here.sites,
         brain_floats=frozenset(k.output for k in kernels if _leaves_in(k, conditions) is DType.BFLOAT16),
+        caches=caches.sites,
+        real_caches=caches.real,
         half_nodes=half_nodes(graph, spec, options.float_type, reasons, held=holding),
         weighted=real,
         loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),

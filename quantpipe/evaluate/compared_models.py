@@ -20,6 +20,7 @@ from quantpipe.evaluate.loop_products import compare_loops
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
+from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.lowering.show_loops import ShownLoops, show_loops
@@ -149,11 +150,12 @@ class RealizedModel:
     ) -> None:
         self.kind, self._simulated = kind, simulated
         what = simulated.watched
-        integers = (*what.integers, *what.entries) if kind.whole else what.entries
-        self._names = {t: realized.integers[t] for t in integers}
+        cached = {port.output for port in stored_ports(realized.model)}
+        integers = (*what.integers, *what.entries) if kind.whole else (*what.entries, *cached)
+        self._names = {t: realized.integers[t] for t in dict.fromkeys(integers)}
         known = value_names(realized.model)
         inner = (*what.reals, *what.outside) if kind.whole else ()
-        real = dict.fromkeys(t for t in (*inner, *what.outputs) if t in known)
+        real = dict.fromkeys(t for t in (*inner, *what.outputs) if t in known and t not in cached)
         self._real = {t: realized.inside.get(t, t) for t in real}  # half precision would hide what differs
         self.count = Counter()
         self.session: Session | None = None
@@ -188,7 +190,7 @@ class RealizedModel:
     def run(self, inputs: Values) -> Values:
         """Return its results, by the names of the realized model; several may run at once."""
         names = dict.fromkeys((*self._names.values(), *self._real.values(), *self._loops.names))
-        return self.session.run(inputs, list(names)) if self.session is not None else {}
+        return self.session.run(inputs, list(names), stored=True) if self.session is not None else {}
 
     def compare(self, found: Values, samples: int) -> None:
         """Compare what it computed of one batch with the simulated model."""

@@ -20,6 +20,7 @@ from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
+from quantpipe.evaluate.kernels_in_steps import kernels_in_steps
 from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
@@ -208,6 +209,8 @@ def evaluate(
     same = first_samples(reference, len(few), len(samples))
     alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
     free, steps = free_running(session, few, same), steps_and_prefill(session, few)
+    if steps is not None and (inside := kernels_in_steps(graph, topology, model.realized, few)) is not None:
+        steps["kernels"] = inside
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
     figures = _every_output(graph, session, few, course=course, watched=watched) or [
         figures_of_output(

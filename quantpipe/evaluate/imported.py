@@ -19,6 +19,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.quantized import flat_view, with_real_softmax
 from quantpipe.graph.session_options import carried
+from quantpipe.graph.stored_ports import decoded, stored_ports
 from quantpipe.graph.tflite.read_file import places_of
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize
@@ -181,19 +182,19 @@ def _compare(run: _Run, samples: Samples) -> None:
     kernels = kernels_of(model.plan) if FORM in model.spec.loads else LiteRTKernels.REFERENCE
     theirs = imported_file(given, model.graph.source, pairs.values(), kernels)
     here = Session(expose(model.realized.model, list(ours.values())), options=carried(model.realized.model))
-    ports = {p.name for p in model.graph.inputs}
+    ports, caches = {p.name for p in model.graph.inputs}, stored_ports(model.realized.model)
     for batch in samples.batches(model.graph.batch_size):
         feeds = {name: fed(given, name, array) for name, array in batch.inputs.items() if name in ports}
-        wanted, found = theirs.integers(feeds), here.run(batch.inputs)
+        wanted, found = theirs.integers(feeds), here.run(batch.inputs, stored=True)
         for tensor, name in pairs.items():
             grid, own = given.tensor[tensor].grid, model.plan.quantizers[tensor]
             run.pairs.setdefault(tensor, _Pair()).add(
                 *_both(wanted[name], found[ours[tensor]].reshape(wanted[name].shape), grid, own), same=_same(grid, own)
             )
-        results = theirs.outputs(feeds)
+        results, outputs = theirs.outputs(feeds), decoded(caches, found)
         for port in model.graph.outputs:
             real = real_output(given, port.name, results[port.name])
-            run.outputs.setdefault(port.name, _Pair()).add(real, found[port.name], same=True)
+            run.outputs.setdefault(port.name, _Pair()).add(real, outputs[port.name], same=True)
         run.samples += len(batch.indices)
 
 

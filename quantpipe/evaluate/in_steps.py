@@ -39,7 +39,7 @@ def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> 
     steps = list(islice(carried.first_sequence(session.run), most))
     if len(steps) < 2 or not _grows(steps, carried.state):
         return None
-    feeds = _joined_feeds(steps, carried.state)
+    feeds = joined_feeds(steps, carried.state)
     if feeds is None:
         return None
     try:
@@ -61,6 +61,11 @@ def steps_warning(found: StepsPart | None) -> str | None:
         return None
     rows = [row for row in found["outputs"] if row["differing"]]
     named = ", ".join(f"{r['output']} ({r['differing']:,} of {r['elements']:,}, by {r['largest']:.3g})" for r in rows)
+    inside = found.get("kernels")
+    if inside is not None and inside["by_samples"]:
+        named += f". {', '.join(inside['by_samples'])}: the scale follows from all rows of a run"
+    elif inside is not None and inside["differing"]:
+        named += f"; the first kernel that differs is {inside['differing'][0]}"
     return (
         f"{found['steps']} steps with the cache differ from one run over the same tokens: {named}. If each sample "
         "is one token, no mask has a range: give samples of several tokens (dataset.cut). Sums in float depend on the "
@@ -74,13 +79,13 @@ def _grows(steps: Sequence[SampleStep], state: Mapping[str, str]) -> bool:
     return any(np.size(first.outputs[output]) > np.size(first.feeds[name]) for output, name in state.items())
 
 
-def _joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, Array] | None:
+def joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, Array] | None:
     """Return the inputs of one run over all steps: their rows one after the other, and the first cache.
 
     Of a mask over the whole cache it is the last step's, and of what belongs to the whole sequence the first step's.
     None where an input is neither.
     """
-    carried, sizes = set(state.values()), [_sizes(step, state) for step in steps]
+    carried, sizes = set(state.values()), [sizes_of(step, state) for step in steps]
     found = {}
     for name, first in steps[0].feeds.items():
         arrays = [step.feeds[name] for step in steps]
@@ -96,7 +101,7 @@ def _joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict
     return found
 
 
-def _sizes(step: SampleStep, state: Mapping[str, str]) -> tuple[int, int]:
+def sizes_of(step: SampleStep, state: Mapping[str, str]) -> tuple[int, int]:
     """Return how many tokens a step finds in its cache, and how many it adds."""
     for output, name in state.items():
         before, after = np.shape(step.feeds[name]), np.shape(step.outputs[output])

@@ -63,7 +63,9 @@ def _stored(
     """Return tensor -> its stored integers, int64."""
     tensors = dict.fromkeys(t for k in kernels for t in (*(o.tensor for o in k.operands), k.output))
     read = {t: names[t] for t in tensors if t in names}
-    values = Session(expose(model, list(dict.fromkeys(read.values())))).run(feeds, list(dict.fromkeys(read.values())))
+    values = Session(expose(model, list(dict.fromkeys(read.values())))).run(
+        feeds, list(dict.fromkeys(read.values())), stored=True
+    )
     found = {}
     for tensor in tensors:
         q = plan.quantizers[tensor]

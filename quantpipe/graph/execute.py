@@ -29,6 +29,7 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, runs_as_declared
+from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Session:
         where: str = "model",
     ) -> None:
         wanted = carried(model) if options is None and isinstance(model, ir.Model) else options or {}
+        self._ports = stored_ports(model) if isinstance(model, ir.Model) else ()
         declared = isinstance(model, ir.Model) and runs_as_declared(model) and not EXACT_PAIRS.items() <= wanted.items()
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
@@ -133,20 +135,26 @@ class Session:
         self.outputs = tuple(o.name for o in self._session.get_outputs())
         self._where = where
 
-    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    def run(
+        self, feeds: Feeds, outputs: Sequence[str] | None = None, *, stored: bool = False
+    ) -> dict[str, NDArray[Any]]:
         """Return a mapping: output name -> array; float feeds of float16 inputs are rounded to float16.
 
+        Float feeds of caches in integers are quantized, and such outputs are floats; with `stored` they are integers.
         Raises ModelError with onnxruntime's own reason.
         """
         names = list(outputs) if outputs is not None else list(self.outputs)
         given = {name: np.asarray(value) for name, value in feeds.items()}  # what NumPy makes of `()` is no array
         with np.errstate(over="ignore"):
             given |= {n: given[n].astype(np.float16) for n in self._half & {*given} if given[n].dtype == np.float32}
+        if self._ports:
+            given = encoded(self._ports, given)
         try:
             values = self._session.run(names, given) if names else []  # onnxruntime: none asked for means all
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run it: {_told(error)}", stage="run", where=self._where) from error
-        return dict(zip(names, values, strict=True))
+        found = dict(zip(names, values, strict=True))
+        return found if stored or not self._ports else decoded(self._ports, found)
 
 
 def _beside(model: ir.Model) -> tuple[ir.Model | bytes, Feeds | None]:

@@ -15,7 +15,14 @@ from quantpipe.hardware.reader import Data, Reader
 from quantpipe.hardware.shorthand import spread
 
 LIKE = "like"
-MAIN_FIELD = {"requantize": "kind", "accumulator": "dtype", "bias": "dtype", "pad": "value", "align": "channels"}
+MAIN_FIELD = {
+    "requantize": "kind",
+    "accumulator": "dtype",
+    "bias": "dtype",
+    "pad": "value",
+    "align": "channels",
+    "cache": "keys",
+}
 """Sections that may be written as the value of one field, and that field."""
 SECTIONS = (*MAIN_FIELD, "weights", "activations", "skip", "cost")
 """Merged field by field."""

@@ -21,7 +21,7 @@ from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.pipeline.tables import table_rows
+from quantpipe.pipeline.tables import cache_rows, table_rows
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.report.imported import imported_warning
 from quantpipe.search import Metric, Objective
@@ -107,6 +107,8 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     free |= {"steps": evaluation.steps} if evaluation.steps is not None else {}
+    caches = cache_rows(topology, plan)
+    free |= {"caches": caches} if caches else {}
     free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
     free |= {"baseline": evaluated.baseline} if evaluated.baseline is not None else {}
     free |= {"detections": evaluation.detections} if evaluation.detections is not None else {}

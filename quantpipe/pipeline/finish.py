@@ -22,6 +22,7 @@ from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, read_model
+from quantpipe.graph.stored_ports import encoded, stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import node_cycles
 from quantpipe.lowering import Rendered
@@ -309,6 +310,8 @@ def _baseline(
 def _file(job: RunContext, report: RunReport) -> None:
     """Record the run in MLflow."""
     example = next(iter(job.inputs.evaluate.batches(1))).inputs
+    if job.topology.caches:
+        example = encoded(stored_ports(read_model(job.files.model)), example)
     file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
     if job.settings.command == "run" and job.files.trials.is_file():
         trials = (line.trial for line in read_trials(job.files.trials))

@@ -14,6 +14,7 @@ from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import WrittenBeside, agreement_row
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.session_options import carried
+from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.context import RunContext
@@ -66,17 +67,21 @@ class Forms:
             "form": self.backend,
             "options": options,
             "sentence": how_to_run(MODEL, options, settings.spec),
-            "code": loading_code(MODEL, options, job.graph, self.made.preprocessing),
+            "code": loading_code(
+                MODEL, options, job.graph, self.made.preprocessing, caches=stored_ports(self.first.model)
+            ),
             "command": settings.resume_command,
             "files": [MODEL, *(name for form in self.beside for name in (tuple(form.files) or (form.file,)))],
         }
 
     def ship(self, job: RunContext, plan: QuantPlan) -> str:
         """Return SHIP.md."""
-        rows = [Shipped(self.backend, (MODEL,), carried(self.first.model))]
+        rows = [Shipped(self.backend, (MODEL,), carried(self.first.model), caches=stored_ports(self.first.model))]
         for form in self.beside:
             options = carried(form.rendered.model) if form.rendered is not None else {}
-            rows.append(Shipped(form.form, tuple(form.files) or (form.file,), options, form.inexact, form.howto))
+            caches = stored_ports(form.rendered.model) if form.rendered is not None else ()
+            files = tuple(form.files) or (form.file,)
+            rows.append(Shipped(form.form, files, options, form.inexact, form.howto, caches))
         return ship_text(job.graph, plan, rows, spec=job.settings.spec, made=self.made)
 
 

@@ -71,6 +71,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         "kernels": {n: _placed(topology.kernel_of[n], k) | _kernel(k) for n, k in plan.kernels.items()},
         **({"weighted": weighted} if weighted else {}),
         **({"loops": _loops(plan, topology)} if plan.loops else {}),
+        **({"caches": _caches(topology)} if topology.caches else {}),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
     }
@@ -103,6 +104,14 @@ def _loops(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         }
         for node, products in plan.loops.items()
     }
+
+
+def _caches(topology: Topology) -> list[dict[str, Any]]:
+    """Return the caches whose inputs and outputs are integers; their numbers are those of the quantizers."""
+    return [
+        {"input": c.past, "output": c.present, "stored": c.dtype, "holds": "keys" if c.keys else "values"}
+        for c in topology.caches
+    ]
 
 
 def _tables(plan: QuantPlan, topology: Topology) -> dict[str, Any]:

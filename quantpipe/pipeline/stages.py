@@ -31,6 +31,7 @@ from quantpipe.evaluate.evaluation import (
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.half_ends import cast_ends, inside_of
+from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, cost_function, macs
 from quantpipe.hardware.predictor import PREDICTED, predicted
@@ -40,6 +41,7 @@ from quantpipe.metrics.outputs import cross_entropy, is_distribution, top1
 from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.realize import VENDOR, Provenance, write
+from quantpipe.realize.cache_ends import real_ports, stored_ends
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.provenance import stamp
 from quantpipe.recover import (
@@ -209,18 +211,20 @@ def realize(
 ) -> Rendered:
     """Return the integer model in one of the ONNX forms, with the port types of the user's file.
 
-    `made` is recorded in the file; None for a model that is not kept. `vendor`: write the form for other tools, even
-    where onnxruntime computes other numbers than the plan. `here`: write the form for onnxruntime alone, since it is
-    the device. Half-precision ports stay half precision.
+    Caches are integers at both ports where the device holds them so. `made` is recorded in the file; None for a model
+    that is not kept. `vendor`: write the form for other tools, even where onnxruntime computes other numbers than the
+    plan. `here`: write the form for onnxruntime alone, since it is the device. Half-precision ports stay half
+    precision.
     """
     if vendor:
         rendered = render(graph, topology, plan, VENDOR[backend]())
     else:
         rendered = write(backend, graph, topology, plan, here=here)
-    kinds = {name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}
+    rendered = stored_ends(rendered, topology, plan)
+    kinds = real_ports({name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}, topology)
     model = with_least_opset(cast_ends(rendered.model, kinds))
     if made is not None:
-        stamp(model, made.entries(graph, plan, backend), made.version)
+        stamp(model, made.entries(graph, plan, backend, stored_ports(model)), made.version)
     return replace(rendered, model=model, inside=inside_of(model, kinds))
 
 

@@ -1,4 +1,4 @@
-"""The report's part on look-up tables: how they are stored, and the errors of their numbers."""
+"""The report's parts on look-up tables, with the errors of their numbers, and on caches of decoders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,23 @@ import numpy as np
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.graph.view import Graph
 from quantpipe.plan.table_numbers import real_rows
-from quantpipe.types import QuantPlan, RowTable, TableRow
+from quantpipe.types import CacheRow, QuantPlan, RowTable, TableRow, Topology
+
+
+def cache_rows(topology: Topology, plan: QuantPlan) -> list[CacheRow]:
+    """Return the caches of a decoder: those in integers, then the others with the reasons."""
+    held: list[CacheRow] = [
+        {
+            "input": site.past,
+            "output": site.present,
+            "holds": "keys" if site.keys else "values",
+            "stored": site.dtype.value,
+            "scale": float(plan.quantizers[site.past].scale),
+            "zero_point": plan.quantizers[site.past].zero_point,
+        }
+        for site in topology.caches
+    ]
+    return [*held, *({"input": name, "reason": why} for name, why in topology.real_caches.items())]
 
 
 def table_rows(graph: Graph, plan: QuantPlan) -> list[TableRow]:

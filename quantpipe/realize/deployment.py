@@ -5,12 +5,13 @@ SHIP.md, the report, the page, the terminal and Python results show these texts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quantpipe.graph.custom_ops import custom_ops
 from quantpipe.graph.session_options import WITHOUT
+from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
 from quantpipe.realize.ship_samples import feeds
 from quantpipe.types import HardwareSpec
@@ -29,10 +30,17 @@ def how_to_run(file: str, options: Mapping[str, str], spec: HardwareSpec) -> str
     return f"{run} with the session {several} {asked}{f' ({lost})' if lost else ''}"
 
 
-def loading_code(file: str, options: Mapping[str, str], graph: Graph, given: Mapping[str, Any]) -> str:
+def loading_code(
+    file: str,
+    options: Mapping[str, str],
+    graph: Graph,
+    given: Mapping[str, Any],
+    *,
+    caches: Sequence[StoredPort] = (),
+) -> str:
     """Return Python that loads a file with its options and runs one sample of zeros, in the folder of the file.
 
-    `given` is the preprocessing of a raw sample.
+    `given` is the preprocessing of a raw sample, `caches` are those in integers.
     """
     asked = [f'options.add_session_config_entry("{k}", "{v}")' for k, v in options.items()]
     asked += [f'options.register_custom_ops_library("{Path(library).name}")' for library in custom_ops()]
@@ -44,7 +52,7 @@ def loading_code(file: str, options: Mapping[str, str], graph: Graph, given: Map
     lines = [
         "import numpy as np, onnxruntime as ort",
         *session,
-        feeds(graph, given),
+        feeds(graph, given, caches),
         "outputs = session.run(None, feeds)",
     ]
     return "\n".join(lines)

@@ -7,13 +7,14 @@ for it. Nothing in it depends on the time or the machine, so equal plans give eq
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
 from quantpipe.types import QuantPlan, TensorInfo
 
@@ -42,8 +43,11 @@ class Provenance:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
-    def entries(self, graph: Graph, plan: QuantPlan, form: str) -> dict[str, str]:
-        """Return every entry `quantpipe.NAME` as text; values of more than one word are JSON."""
+    def entries(self, graph: Graph, plan: QuantPlan, form: str, caches: Sequence[StoredPort] = ()) -> dict[str, str]:
+        """Return every entry `quantpipe.NAME` as text; values of more than one word are JSON.
+
+        `caches`: those whose ports hold integers in this form.
+        """
         found: dict[str, Any] = {
             "version": self.version,
             "form": form,
@@ -53,8 +57,8 @@ class Provenance:
             "hardware_digest": self.hardware_digest,
             "preprocessing": dict(self.preprocessing) or None,
             "class_names": list(self.class_names) or None,
-            "inputs": {i.name: port_numbers(i, plan) for i in graph.inputs},
-            "outputs": {o.name: port_numbers(o, plan) for o in graph.outputs},
+            "inputs": {i.name: port_numbers(i, plan, caches) for i in graph.inputs},
+            "outputs": {o.name: port_numbers(o, plan, caches) for o in graph.outputs},
         }
         return {
             PREFIX + name: value if isinstance(value, str) else json.dumps(value)
@@ -63,13 +67,14 @@ class Provenance:
         }
 
 
-def port_numbers(port: TensorInfo, plan: QuantPlan) -> dict[str, Any]:
+def port_numbers(port: TensorInfo, plan: QuantPlan, caches: Sequence[StoredPort] = ()) -> dict[str, Any]:
     """Return the meaning of an input's or output's integers: real = scale · (q - zero_point).
 
     An output that leaves as an accumulator has its scale alone, of each channel where there are several; a port that is
-    real everywhere has neither.
+    real everywhere has neither. A port of one of the `caches` has the type of its integers.
     """
-    found: dict[str, Any] = {"dtype": port.given or port.dtype, "shape": list(port.shape)}
+    held = next((c.stored.value for c in caches if port.name in (c.input, c.output)), None)
+    found: dict[str, Any] = {"dtype": held or port.given or port.dtype, "shape": list(port.shape)}
     quantizer, raw = plan.quantizers.get(port.name), plan.raw_scales.get(port.name)
     if raw is not None:
         found |= {"scale": np.asarray(raw, np.float64).tolist(), "stored": "accumulator"}

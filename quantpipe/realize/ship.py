@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
 from quantpipe.realize.deployment import how_to_run, loading_code
 from quantpipe.realize.provenance import Provenance, port_numbers
@@ -22,6 +23,7 @@ class Shipped:
         options: Session options that it needs, where onnxruntime runs it.
         inexact: Why it does not compute exactly the searched numbers; None where it does.
         howto: How it is used, where onnxruntime does not run it: Markdown.
+        caches: Caches of a decoder whose inputs and outputs are integers.
     """
 
     form: str
@@ -29,6 +31,7 @@ class Shipped:
     options: Mapping[str, str] = field(default_factory=dict)
     inexact: str | None = None
     howto: str | None = None
+    caches: tuple[StoredPort, ...] = ()
 
 
 def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: HardwareSpec, made: Provenance) -> str:
@@ -50,13 +53,14 @@ def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: 
         "",
         "## Inputs",
         "",
-        *(_port(port, plan) for port in graph.inputs),
+        *(_port(port, plan, forms[0].caches) for port in graph.inputs),
         "",
         *_preprocessing(made.preprocessing),
         "",
         "## Outputs",
         "",
-        *(_port(port, plan) for port in graph.outputs),
+        *(_port(port, plan, forms[0].caches) for port in graph.outputs),
+        *_caches(forms[0].caches),
     ]
     if made.class_names:
         lines += ["", f"Classes by index: {', '.join(made.class_names)}."]
@@ -65,7 +69,7 @@ def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: 
         if form.howto is not None:
             lines += [form.howto]
             continue
-        code = loading_code(form.files[0], form.options, graph, made.preprocessing)
+        code = loading_code(form.files[0], form.options, graph, made.preprocessing, caches=form.caches)
         lines += [f"{_capital(how_to_run(form.files[0], form.options, spec))}.", "", "```python", code, "```"]
     return "\n".join(lines) + "\n"
 
@@ -76,9 +80,28 @@ def _row(form: Shipped) -> str:
     return f"| {form.form} | {files} | {options} | {'yes' if form.inexact is None else f'no: {form.inexact}'} |"
 
 
-def _port(port: TensorInfo, plan: QuantPlan) -> str:
+def _caches(caches: Sequence[StoredPort]) -> list[str]:
+    """Return the section about caches whose ports are integers."""
+    if not caches:
+        return []
+    rows = [f"| {c.holds} | `{c.input}` | `{c.output}` | {c.stored} | {c.scale:.9g} | {c.zero_point} |" for c in caches]
+    return [
+        "",
+        "## Caches",
+        "",
+        "Input and output of a cache are integers with the same numbers: real = scale * (q - zero point). Pass each "
+        "output on as the next input, unchanged. A sequence begins with a cache of length 0; one of a fixed length "
+        "begins with the zero point in every element.",
+        "",
+        "| holds | input | output | type | scale | zero point |",
+        "|---|---|---|---|---|---|",
+        *rows,
+    ]
+
+
+def _port(port: TensorInfo, plan: QuantPlan, caches: Sequence[StoredPort]) -> str:
     """Return one line: the port as the file has it, and the meaning of its integers."""
-    known = port_numbers(port, plan)
+    known = port_numbers(port, plan, caches)
     shape = [str(size) if size is not None else "?" if axis else "N" for axis, size in enumerate(port.shape)]
     text = f"- `{port.name}`: {known['dtype']} [{', '.join(shape)}]"
     if known.get("stored") == "accumulator":
@@ -89,6 +112,8 @@ def _port(port: TensorInfo, plan: QuantPlan) -> str:
         return text
     low, high = known["range"]
     grid = f"scale {known['scale']:.9g}, zero point {known['zero_point']}, {low} to {high}"
+    if any(port.name in (cache.input, cache.output) for cache in caches):
+        return f"{text}; {grid}"
     return f"{text}; inside {known['stored']}, {grid}"
 
 

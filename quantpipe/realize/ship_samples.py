@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
 from quantpipe.types import QuantPlan, TensorInfo
 
@@ -15,10 +16,20 @@ BATCH = 1
 RAW = "  # zeros in place of a raw sample"
 
 
-def feeds(graph: Graph, given: Mapping[str, Any]) -> str:
-    """Return the line `feeds = {…}` that makes the feeds of a model with float inputs."""
-    made = ", ".join(f'"{i.name}": {real(i, graph, given)}' for i in graph.inputs)
+def feeds(graph: Graph, given: Mapping[str, Any], caches: Sequence[StoredPort] = ()) -> str:
+    """Return the line `feeds = {…}` that makes the feeds of a model with float inputs, and integer `caches`."""
+    zeros = {cache.input: cache for cache in caches}
+    texts = {
+        i.name: _zeros(i, graph, zeros[i.name]) if i.name in zeros else real(i, graph, given) for i in graph.inputs
+    }
+    made = ", ".join(f'"{name}": {text}' for name, text in texts.items())
     return f"feeds = {{{made}}}{RAW}"
+
+
+def _zeros(port: TensorInfo, graph: Graph, cache: StoredPort) -> str:
+    """Return an expression for a cache whose every element is the integer of 0."""
+    sizes = tuple(size or graph.shapes[port.name][axis] for axis, size in enumerate(port.shape))
+    return f"np.full({sizes}, {cache.zero_point}, np.{cache.stored})"
 
 
 def real(port: TensorInfo, graph: Graph, given: Mapping[str, Any]) -> str:

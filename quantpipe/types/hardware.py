@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
+from quantpipe.types.caches import CacheLimits
 from quantpipe.types.chip import Chip
 from quantpipe.types.dtype import DType
 from quantpipe.types.loops import RecurrentLimits
@@ -351,6 +352,8 @@ class HardwareSpec:
     """How tables of which rows are looked up are stored; None: as they are, in float."""
     recurrent: RecurrentLimits | None = None
     """How a recurrent layer in a loop multiplies its state; None: it stays in float."""
+    cache: CacheLimits | None = None
+    """How keys and values of earlier tokens are held; None: inputs and outputs of the file are floats."""
 
     @property
     def declared(self) -> Mapping[str, tuple[OpSignature, ...]]:

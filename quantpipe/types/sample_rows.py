@@ -101,9 +101,35 @@ class StepsRow(TypedDict):
     largest: float
 
 
+class CacheRow(TypedDict):
+    """A cache of a decoder: the integers at its input and its output, or the reason why both are floats."""
+
+    input: str
+    output: NotRequired[str]
+    holds: NotRequired[str]
+    stored: NotRequired[str]
+    scale: NotRequired[float]
+    zero_point: NotRequired[int]
+    reason: NotRequired[str]
+
+
+class KernelStepsPart(TypedDict):
+    """Kernels by whether steps with a cache give the integers of one run over the same tokens.
+
+    `unmatched`: kernels whose axes do not show which rows a step computes. `by_samples`: nodes whose scale follows from
+    all rows of a run.
+    """
+
+    equal: int
+    differing: list[str]
+    unmatched: int
+    by_samples: list[str]
+
+
 class StepsPart(TypedDict):
     """The comparison of the first steps of a sequence with one run over the same tokens."""
 
     steps: int
     differing: int
     outputs: list[StepsRow]
+    kernels: NotRequired[KernelStepsPart]

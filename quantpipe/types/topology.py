@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.types.caches import CacheSite
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import OpSignature
 from quantpipe.types.kernel import KernelSite
@@ -176,6 +177,10 @@ class Topology:
     """Nodes left in float that compute in float16."""
     brain_floats: frozenset[str] = frozenset()
     """Accumulators whose real values are rounded to bfloat16 where they leave the integer part."""
+    caches: tuple[CacheSite, ...] = ()
+    """Caches of a decoder whose input and output are integers of one scale in the realized files."""
+    real_caches: Mapping[str, str] = field(default_factory=dict)
+    """Input of each other cache -> why it and its output are floats."""
 
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).

@@ -23,7 +23,7 @@ ONNX = frozenset({"", "ai.onnx"})
 OWN = frozenset({*ONNX, MICROSOFT})
 """Domains whose ops are kernels of runtimes; a function under such a name would take their place."""
 METADATA = frozenset(f"quantpipe.{name}" for name in (
-    "session_options", "version", "form", "model", "strategy", "hardware", "hardware_digest", "preprocessing",
+    "session_options", "caches", "version", "form", "model", "strategy", "hardware", "hardware_digest", "preprocessing",
     "class_names", "inputs", "outputs"))  # fmt: skip
 Legal = Mapping[str, Collection[Any] | None]
 WINDOW: Legal = dict.fromkeys(("auto_pad", "dilations", "kernel_shape", "pads", "strides"), FOLLOWED)

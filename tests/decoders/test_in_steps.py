@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quantpipe.data import NpzDataset
 from quantpipe.data.recurrent_state import SampleStep, StatefulSamples, carry
 from quantpipe.data.subset import First
-from quantpipe.evaluate.in_steps import _joined_feeds, steps_and_prefill, steps_warning
+from quantpipe.evaluate.in_steps import joined_feeds, steps_and_prefill, steps_warning
 from quantpipe.graph.execute import Session
 from quantpipe.types import StepsPart, TensorInfo
 
@@ -150,8 +150,8 @@ def test_inputs_of_one_run_differ_by_their_sizes() -> None:
         return SampleStep({**feeds, **more}, {"present.key": np.zeros((1, before + new, WIDTH))})
 
     steps, state = [step(0, 4), step(4, 2)], {"present.key": "past.key"}
-    feeds = _joined_feeds(steps, state)
+    feeds = joined_feeds(steps, state)
     assert feeds is not None
     assert feeds["ids"].tolist() == [[0, 1, 2, 3, 4, 5]] and feeds["mask"].shape == (1, 6)
     assert feeds["encoded"] is encoded and feeds["past.key"].shape == (1, 0, WIDTH)
-    assert _joined_feeds([step(0, 4, other=np.ones((1, 7))), step(4, 2, other=np.ones((1, 9)))], state) is None
+    assert joined_feeds([step(0, 4, other=np.ones((1, 7))), step(4, 2, other=np.ones((1, 9)))], state) is None

@@ -38,6 +38,7 @@ from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.lowering import Rendered, render
 from quantpipe.plan import Planner, Problem
 from quantpipe.realize import BACKENDS
+from quantpipe.realize.cache_ends import stored_ends
 from quantpipe.simulate.simulator import Simulation, simulate
 from quantpipe.types import Batch, HardwareSpec, QuantPlan, Range, Samples, Schema, Strategy, Topology
 
@@ -317,7 +318,7 @@ class Line:
         return simulate(self.graph, self.topology, plan)
 
     def realize(self, plan: QuantPlan, backend: str) -> Rendered:
-        return render(self.graph, self.topology, plan, BACKENDS[backend]())
+        return stored_ends(render(self.graph, self.topology, plan, BACKENDS[backend]()), self.topology, plan)
 
     def agree(self, plan: QuantPlan, backend: str, everywhere: bool = False) -> Agreement:
         """The comparison in the sessions that decide, or in all of them."""

@@ -1,0 +1,88 @@
+"""Which kernels of a decoder compute the integers of one run when it steps with its cache, and which do not.
+
+Every stored tensor of the realized model is an output. Rows of a step are compared with the same rows of the run over
+all tokens, and keys with the keys that the step had. Nodes whose numbers depend on the samples of a run are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from quantpipe.arrays import Array
+from quantpipe.data.recurrent_state import StatefulSamples
+from quantpipe.data.subset import underlying
+from quantpipe.errors import ModelError
+from quantpipe.evaluate.in_steps import STEPS, joined_feeds, sizes_of
+from quantpipe.graph.execute import Session
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.stored_ports import stored_ports
+from quantpipe.graph.view import Graph
+from quantpipe.lowering import Rendered
+from quantpipe.types import Form, KernelStepsPart, Samples, Topology
+
+OF_SAMPLES = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
+"""Ops whose scale follows from all rows of a run."""
+SHOWN = 8
+
+
+def kernels_in_steps(
+    graph: Graph, topology: Topology, realized: Rendered, samples: Samples, most: int = STEPS
+) -> KernelStepsPart | None:
+    """Return how many kernels give the same integers in steps and in one run over the same tokens, and which do not.
+
+    None where the samples carry no cache, or the model takes no run over all tokens.
+    """
+    carried = underlying(samples)
+    if not isinstance(carried, StatefulSamples):
+        return None
+    ports = {name for port in stored_ports(realized.model) for name in (port.input, port.output)}
+    stored = {k.output: k.node for k in topology.kernels if k.form is Form.QUANTIZED and k.output in realized.integers}
+    names = {t: realized.integers[t] for t in stored if realized.integers[t] not in ports}
+    session = Session(expose(realized.model, list(dict.fromkeys(names.values()))), where="realized model, in steps")
+    steps = list(islice(carried.first_sequence(session.run), most))
+    feeds = joined_feeds(steps, carried.state) if len(steps) > 1 else None
+    if feeds is None:
+        return None
+    try:
+        whole = session.run(feeds)
+    except ModelError:  # its axis of tokens is fixed
+        return None
+    sizes = [sizes_of(step, carried.state) for step in steps]
+    equal, differing, unmatched = 0, [], 0
+    for tensor, node in stored.items():
+        name = names.get(tensor, tensor)
+        rows = [_rows(whole[name], np.asarray(s.outputs[name]), sizes, place) for place, s in enumerate(steps)]
+        if any(row is None for row in rows):
+            unmatched += 1
+        elif all(np.array_equal(row, s.outputs[name]) for row, s in zip(rows, steps, strict=True)):
+            equal += 1
+        else:
+            differing.append(node)
+    return {
+        "equal": equal,
+        "differing": differing[:SHOWN],
+        "unmatched": unmatched,
+        "by_samples": [n.name for n in graph.nodes if n.op_type in OF_SAMPLES],
+    }
+
+
+def _rows(whole: Array, step: Array, sizes: Sequence[tuple[int, int]], place: int) -> Array | None:
+    """Return the part of a run over all tokens that a step computes; None where the axes show none."""
+    before, new = sizes[place]
+    total = sum(added for _, added in sizes)
+    if whole.ndim != step.ndim:
+        return None
+    parts = []
+    for size, own in zip(whole.shape, step.shape, strict=True):
+        if size == own:
+            parts.append(slice(None))
+        elif size == total and own == new:
+            parts.append(slice(before, before + new))
+        elif size == total and own == before + new:
+            parts.append(slice(before + new))
+        else:
+            return None
+    return whole[tuple(parts)]
