@@ -20,7 +20,7 @@ from quantpipe.data.input_checks import shape_text
 from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
-from quantpipe.errors import ConfigError, DataError, nearest
+from quantpipe.errors import ConfigError, DataError, ModelError, nearest
 from quantpipe.types import Batch, TensorInfo
 
 
@@ -132,12 +132,28 @@ class StatefulSamples:
             if starts[number]:
                 state = {name: self._first(port, batch) for name, port in self._ports.items()}
             feeds = {**batch.inputs, **state}
-            outputs = run(feeds)
+            outputs = self._outputs(run, feeds, number)
             yield SampleStep(feeds, outputs)
             state = {
                 name: self._ports[name].rounded(self._next(outputs, output, number))
                 for output, name in self._state.items()
             }
+
+    def _outputs(self, run: Run, feeds: Mapping[str, NDArray[Any]], number: int) -> Mapping[str, NDArray[Any]]:
+        """Return what a model gives for a sample and its state.
+
+        Raises DataError that has the sizes of a sample that contradicts its cache.
+        """
+        try:
+            return run(feeds)
+        except ModelError as error:
+            if not any(is_cache(port) for port in self._ports.values()):
+                raise
+            raise DataError(
+                f"sample {number} cannot be run with its cache: {error}. {_sizes_of(feeds, self._ports)}. Legal are a "
+                "mask with a column for each token of cache and sample, and positions within the tables of the model.",
+                stage="data",
+            ) from error
 
     def _first(self, port: TensorInfo, batch: Batch) -> NDArray[Any]:
         given = batch.inputs.get(port.name)
@@ -177,6 +193,17 @@ class StatefulSamples:
                 stage="data",
             )
         return value
+
+
+def _sizes_of(feeds: Mapping[str, NDArray[Any]], ports: Mapping[str, TensorInfo]) -> str:
+    """Return a sentence with the sizes of a sample and its caches, and the largest number of each integer input."""
+    held = next(name for name, port in ports.items() if is_cache(port))
+    said = [
+        f"{name!r} {shape_text(array.shape)}{f' up to {array.max()}' if array.dtype.kind == 'i' and array.size else ''}"
+        for name, array in feeds.items()
+        if name not in ports
+    ]
+    return f"Its inputs are {', '.join(said)}, and the cache {held!r} is {shape_text(feeds[held].shape)}"
 
 
 def _equal(states: Sequence[Mapping[str, NDArray[Any]]]) -> Iterator[tuple[int, int]]:

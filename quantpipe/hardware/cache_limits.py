@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantpipe.hardware.reader import Data, Reader
-from quantpipe.types import CacheGranularity, CacheLimits, DType, HardwareSpec
+from quantpipe.types import CacheLimits, DType, Granularity, HardwareSpec
 
 FIELDS = ("keys", "values", "granularity", "length")
 TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
@@ -18,11 +18,11 @@ def read_cache(reader: Reader, data: Data) -> CacheLimits | None:
         return None
     part = reader.section(data, "cache", FIELDS, "keys")
     keys = reader.one_of(TYPES, part.get("keys"), "cache.keys")
+    reader.one_of((Granularity.PER_TENSOR,), part.get("granularity", Granularity.PER_TENSOR), "cache.granularity")
     length = part.get("length")
     return CacheLimits(
         keys,
         reader.one_of(TYPES, part.get("values", keys.value), "cache.values"),
-        reader.choice(CacheGranularity, part.get("granularity") or CacheGranularity.TENSOR, "cache.granularity"),
         None if length is None else reader.whole(length, "cache.length", 1),
     )
 

@@ -2,7 +2,7 @@
 
 from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
-from quantpipe.types.caches import CacheGranularity, CacheLimits, CacheSite
+from quantpipe.types.caches import CacheLimits, CacheSite
 from quantpipe.types.chip import Chip, ChipType
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from quantpipe.types.dtype import DType
 
 
-class CacheGranularity(StrEnum):
-    """Name what has a scale of its own in a cache: the tensor, each head, or each head's channel (of keys alone)."""
-
-    TENSOR = "per_tensor"
-    HEAD = "per_head"
-    CHANNEL = "per_channel"
-
-
 @dataclass(frozen=True)
 class CacheLimits:
-    """State how a device holds the keys and values of earlier tokens (docs/hardware.md, caches).
+    """State how a device holds the keys and values of earlier tokens (docs/hardware.md, caches): one scale per tensor.
 
     `length`: positions of a static cache; None: as the model has them.
     """
 
     keys: DType
     values: DType
-    granularity: CacheGranularity = CacheGranularity.TENSOR
     length: int | None = None
 
 

@@ -13,7 +13,7 @@ from quantpipe.data import TextDataset
 from quantpipe.data.cache_inputs import empty_cache, is_cache
 from quantpipe.data.recurrent_state import carry
 from quantpipe.data.sources.text import Lengths, TextPieces
-from quantpipe.errors import QuantpipeError
+from quantpipe.errors import DataError, ModelError, QuantpipeError
 from quantpipe.types import TensorInfo
 
 Array = np.ndarray[Any, Any]
@@ -107,3 +107,18 @@ def test_arrays_without_an_axis_of_tokens_stay_whole() -> None:
     last = pieces.piece(arrays, 8)
     assert last["input_ids"].tolist() == [8, 9]
     assert last["use_cache_branch"].shape == (1,) and last["encoded"].shape == (7, 16)
+
+
+def test_a_mask_that_contradicts_the_cache_is_refused_with_the_sizes(tmp_path: Path) -> None:
+    def contradicted(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if feeds[CACHE.name].shape[2]:
+            raise ModelError("onnxruntime cannot run it: 6 by 3", stage="run", where="model")
+        return grown(feeds)
+
+    splits = carry(dataset(tmp_path, cut=3, state=STATE).splits(INPUTS, None, 0), INPUTS, contradicted)
+    with pytest.raises(DataError) as caught:
+        list(splits.evaluate.batches(8))
+    text = str(caught.value)
+    assert "\n" not in text and "sample 1 cannot be run with its cache: " in text and "6 by 3" in text
+    assert "'attention_mask'" in text and f"the cache {CACHE.name!r} is" in text and "up to 7" in text
+    assert "a column for each token of cache and sample" in text and "positions within the tables" in text
