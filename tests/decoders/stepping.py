@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 import quantpipe
@@ -39,9 +40,10 @@ def run(proto: onnx.ModelProto, hardware: Any, folder: Path, **options: Any) -> 
     return quantpipe.quantize(proto, texts(folder), hardware, folder=folder / "run", recover="none", **short, **options)
 
 
-def stated(model: onnx.ModelProto) -> list[dict[str, Any]]:
+def stated(model: onnx.ModelProto | ir.Model) -> list[dict[str, Any]]:
     """Return the caches that a file states in its metadata."""
-    return json.loads({p.key: p.value for p in model.metadata_props}.get("quantpipe.caches", "[]"))
+    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    return json.loads({p.key: p.value for p in proto.metadata_props}.get("quantpipe.caches", "[]"))
 
 
 class Plain:
