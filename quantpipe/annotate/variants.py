@@ -337,8 +337,10 @@ class Topologies:
 
     @cached_property
     def _joins(self) -> tuple[Kernel, ...]:
-        """Return the kernels whose operands may be rescaled by choice."""
-        return tuple(k for k in joins(self.reference.kernels, self._given[1]) if not self._touches_stated(k))
+        """Return the kernels whose operands may be rescaled by choice; those of caches may not."""
+        cached = {name for site in self.reference.caches for name in site.nodes}
+        found = (k for k in joins(self.reference.kernels, self._given[1]) if k.node not in cached)
+        return tuple(k for k in found if not self._touches_stated(k))
 
     def _rescale_choices(self) -> list[Choice]:
         keys, kind = {k: choice_key(ChoiceKind.RESCALE, k.node) for k in self._joins}, ChoiceKind.RESCALE
