@@ -18,6 +18,7 @@ from quantpipe.annotate.fixed_operands import rescales as can_rescale
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.legality import integer_signatures
 from quantpipe.oprules import OP_RULES, Family, OpRule, Winner, rule_of
 from quantpipe.types import (
     DType,
@@ -68,7 +69,7 @@ def scale_groups(
         rule = rule_of(graph.by_name[kernel.node])
         if rule is not None and rule.tied and kernel.form is Form.QUANTIZED:
             _tie(kernel, rule, dtypes, ties=ties, pinned=pinned)
-        if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:
+        if rule is None or not _keeps_scale(kernel, graph, spec, rule) or kernel.form is not Form.QUANTIZED:
             solved.append(kernel)
             continue
         held = {o.tensor: pinned.get(ties[o.tensor]) for o in kernel.operands}
@@ -137,6 +138,14 @@ def joins(kernels: Sequence[Kernel], spec: HardwareSpec) -> tuple[Kernel, ...]:
         return ()
     found = (k for k in kernels if len(k.operands) > 1 and k.form is Form.QUANTIZED)
     return tuple(k for k in found if OP_RULES[k.op].family is Family.MOVE and not all(o.rescaled for o in k.operands))
+
+
+def _keeps_scale(kernel: Kernel, graph: Graph, spec: HardwareSpec, rule: OpRule) -> bool:
+    """Whether a kernel stores its result at the scale of its operand, by its op or as the device forms it."""
+    if rule.keeps_scale(None):
+        return True
+    taken = integer_signatures(spec, graph.by_name[kernel.node], graph, rule)
+    return any(rule.keeps_scale(signature) for signature in taken)
 
 
 def _tie(

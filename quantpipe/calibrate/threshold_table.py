@@ -21,6 +21,7 @@ from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.nonfinite import NO_RANGE, around
+from quantpipe.calibrate.reach import reach_of, within_reach
 from quantpipe.calibrate.ruled import WeightMethod, estimator_of, place_of, weight_method_of
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.errors import DataError
@@ -65,6 +66,7 @@ class ThresholdTable:
         self._estimator, self._weight_method = estimator, weight_method
         self._variants = variants
         self._stats: dict[str, TensorStats] = dict(profile.tensors)
+        self._reaches: dict[str, float | None] = {}
         self._ranges: dict[tuple[str, int, int | None], Range] = {}
         self._channels: dict[tuple[str, int | None], list[TensorStats]] = {}
         self._weights: dict[tuple[str, int | None, int, bool], NDArray[np.float64]] = {}
@@ -115,7 +117,13 @@ class ThresholdTable:
 
     def _hull(self, group: ScaleGroup, bits: int, whole: bool) -> Range:
         parts = [self._range(source, bits, group, whole) for source in group.sources]
-        return Range(min(p.low for p in parts), max(p.high for p in parts))
+        hull = Range(min(p.low for p in parts), max(p.high for p in parts))
+        return hull if whole else within_reach(hull, self._reach(group))
+
+    def _reach(self, group: ScaleGroup) -> float | None:
+        if group.key not in self._reaches:
+            self._reaches[group.key] = reach_of(self._graph, group)
+        return self._reaches[group.key]
 
     def extremes(self, group: ScaleGroup) -> Range:
         """Return the calibrated minimum and maximum of the tensors of a scale group."""

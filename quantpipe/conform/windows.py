@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import Ints
 from quantpipe.graph.view import Node
-from quantpipe.realize.c.sums import pads_before, transposed_begin
+from quantpipe.oprules.geometry import pads_before
+from quantpipe.realize.c.sums import transposed_begin
 
 
 @dataclass(frozen=True)

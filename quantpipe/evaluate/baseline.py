@@ -80,7 +80,7 @@ def worth_comparing(
     or integers are slower than float. `accurate` is the output that is as accurate as the float model's, if one is.
     `ratio` is the latency of the result over the latency of the float model.
     """
-    if not spec.runs_here or graph.imported is not None or graph.states or graph.given:
+    if not spec.runs_here or graph.imported is not None or graph.given:
         return False
     if runtime_quantization.weight_bytes(graph.model) > MOST_BYTES:
         return False

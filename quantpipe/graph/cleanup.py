@@ -72,13 +72,15 @@ class More:
     """Hold the steps that depend on the device: joining patterns of plug-in packages, and recurrent layers.
 
     `stored`: tensors that no step may fuse into another op, since a quantized file defines how they are stored.
-    `bodies`: the loops and branches that are written out.
+    `bodies`: the loops and branches that are written out. `windows`: results of pools
+    that stay pools, also over whole maps.
     """
 
     joined: Step
     in_steps: Step
     stored: tuple[str, ...] = ()
     bodies: BodyForms = NO_BODIES
+    windows: Collection[str] = ()
 
 
 def cleaned_model(
@@ -158,7 +160,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (_join_norms,),
         (to_newer_opset,),
         (more.in_steps,),
-        (_rewrite,),
+        (_small_rewrites(more.windows),),
         (more.joined,),
         (_join_axes,),
         (rows_flattened,),
@@ -339,20 +341,25 @@ def _join_axes(model: ir.Model) -> ir.Model:
     return axes_joined(model, axes_of)
 
 
-def _rewrite(model: ir.Model) -> ir.Model:
-    """Return a copy of the model after our own small rewrites."""
-    copy = copied(model)
-    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    common_passes.TopologicalSortPass()(copy)
-    fold_batch_norms(copy.graph)
-    for rewrite in REWRITES:
+def _small_rewrites(windows: Collection[str]) -> Step:
+    """Return the step of our own small rewrites; `windows`: results of pools that stay pools."""
+
+    def rewrite(model: ir.Model) -> ir.Model:
+        copy = copied(model)
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+        common_passes.TopologicalSortPass()(copy)
+        fold_batch_norms(copy.graph)
+        for change in REWRITES:
+            for node in list(copy.graph):
+                change(copy.graph, node)
         for node in list(copy.graph):
-            rewrite(copy.graph, node)
-    for node in list(copy.graph):
-        pool_to_global(node)
-        matmul_bias_to_gemm(copy.graph, node)
-    common_passes.RemoveUnusedNodesPass()(copy)
-    return copy
+            if node.outputs[0].name not in windows:
+                pool_to_global(node)
+            matmul_bias_to_gemm(copy.graph, node)
+        common_passes.RemoveUnusedNodesPass()(copy)
+        return copy
+
+    return rewrite
 
 
 def _outside_notes(model: ir.Model) -> list[str]:

@@ -28,7 +28,7 @@ from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_init
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
-from quantpipe.graph.session_options import EXACT_PAIRS, carried, runs_as_declared
+from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.types import Outputs, Samples
 
@@ -103,7 +103,8 @@ class Session:
     ) -> None:
         wanted = carried(model) if options is None and isinstance(model, ir.Model) else options or {}
         self._ports = stored_ports(model) if isinstance(model, ir.Model) else ()
-        declared = isinstance(model, ir.Model) and runs_as_declared(model) and not EXACT_PAIRS.items() <= wanted.items()
+        own = isinstance(model, ir.Model) and (runs_as_declared(model) or quantizes_itself(model))
+        declared = own and not EXACT_PAIRS.items() <= wanted.items()
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
         settings.intra_op_num_threads = threads or available_cores()

@@ -39,7 +39,7 @@ from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes
 from quantpipe.graph.normalize import Feeds, MeasuredTensors, expose, measure
-from quantpipe.graph.plugged import joining, leave_to_plug_ins
+from quantpipe.graph.plugged import divides_windows, joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.rewrites.bodies import wanted
 from quantpipe.graph.rewrites.chance import NoiseInputs, without_chance
@@ -142,7 +142,8 @@ def clean_graph(
     original = raw.graph
     single, where = original.model, original.source
     own_hash = fixed_hash(original.model_hash, _written_anew(original, cells))  # another model than the file's
-    more = More(joining(declared), in_steps(cells), raw.real.stored, cells.bodies)
+    windows = raw.real.regular if divides_windows(declared) else ()
+    more = More(joining(declared), in_steps(cells), raw.real.stored, cells.bodies, windows)
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")

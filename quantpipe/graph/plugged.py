@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import onnx
@@ -16,6 +16,7 @@ from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.patterns import join_patterns
 from quantpipe.graph.rewrites import DECLARED, Rewrite
 from quantpipe.graph.rewrites.finite_masks import adds_masks_in_16_bits, low_mask
+from quantpipe.types import FunctionKind
 
 
 def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
@@ -27,6 +28,12 @@ def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
         return join_patterns(_with_low_masks(_joined(model, own)) if low else _joined(model, own), patterns)
 
     return patterns_of_plug_ins
+
+
+def divides_windows(declared: Collection[str]) -> bool:
+    """Return whether a device averages windows in integers in another way than whole maps: by a division."""
+    rows = declared.get("AveragePool", ()) if isinstance(declared, Mapping) else ()
+    return any(row.function is FunctionKind.DIVISION for row in rows)
 
 
 def _with_low_masks(model: ir.Model) -> ir.Model:

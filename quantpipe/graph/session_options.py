@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from quantpipe.graph.op_tables import DYNAMIC
+
 KEY = "quantpipe.session_options"
 """Of the metadata entry."""
 
@@ -56,6 +58,11 @@ def carried(model: ir.Model) -> dict[str, str]:
 def runs_as_declared(model: ir.Model) -> bool:
     """Return whether the metadata of a model name its session options, and exact kernels are not among them."""
     return KEY in model.metadata_props and not EXACT_PAIRS.items() <= carried(model).items()
+
+
+def quantizes_itself(model: ir.Model) -> bool:
+    """Return whether a model has ops that quantize at run time: kernels other than a default session's change them."""
+    return any(node.op_type in DYNAMIC for node in model.graph.all_nodes())
 
 
 def name_of(options: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import FunctionKind, HardwareSpec, RequantizeKind
 
 FORMED = {op: rule for op, rule in OP_RULES.items() if rule.family in (Family.LOOKUP, Family.ROWS)}
+"""Ops whose form a hardware file must name; an average that divides integers is named at its row of `ops`."""
 
 
 def read_functions(reader: Reader, value: object) -> dict[str, FunctionKind]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family, OpRule
+from quantpipe.oprules.rule import divides
 from quantpipe.types import AddInputs, FunctionKind, HardwareSpec, OpSignature
 from quantpipe.types.kernel import LogicalKernel
 
-KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
 NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 
 
@@ -130,6 +130,10 @@ def _is_narrowed(rule: OpRule) -> bool:
 
 def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
     """Reject a way of narrowing of an op that has no accumulator."""
+    if signature.requantize is not None and divides(signature) and OP_RULES[op].keeps_scale(signature):
+        raise reader.error(
+            f"ops.{op}.requantize", "has no effect with function: division, whose quotient is stored as it is"
+        )
     if signature.requantize is not None and not _is_narrowed(OP_RULES[op]):
         ops = ", ".join(name for name, rule in OP_RULES.items() if _is_narrowed(rule))
         raise reader.error(
@@ -142,7 +146,7 @@ def _keeps_scale(op: str, signature: OpSignature, reader: Reader) -> None:
     if signature.accumulator is not None and OP_RULES[op].family not in NARROWS:
         ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
         raise reader.error(f"ops.{op}.accumulator", f"has no effect, since {op} adds nothing up; legal of {ops}")
-    if signature.fixed_scale is not None and OP_RULES[op].family in KEEPS_TYPE:
+    if signature.fixed_scale is not None and OP_RULES[op].keeps_scale(signature):
         raise reader.error(
             f"ops.{op}.fixed_scale", f"has no effect, since {op} keeps the scale of what it reads; legal of other ops"
         )
@@ -159,7 +163,7 @@ def _conditions(op: str, signature: OpSignature, reader: Reader) -> None:
 
 def _moves(spec: HardwareSpec, op: str, signature: OpSignature, reader: Reader) -> None:
     """Reject type changes of an op that moves values."""
-    if OP_RULES[op].family not in KEEPS_TYPE:
+    if not OP_RULES[op].keeps_scale(signature):
         return
     kinds = {d for d in (*signature.inputs, *signature.outputs) if not spec.is_wide(d)}
     wide = {spec.is_wide(d) for d in (*signature.inputs, *signature.outputs)}

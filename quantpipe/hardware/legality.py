@@ -16,6 +16,7 @@ CONDITIONS: dict[str, Check] = {
     "group": lambda found, allowed: allowed == "any" or str(found) in allowed.split("|"),
     "pad_max": lambda found, allowed: int(found) <= int(allowed),
     "operands": lambda found, allowed: allowed == "any" or str(found) in allowed.split("|"),
+    "pads": lambda found, allowed: allowed == "any" or str(found) in allowed.split("|"),
     "window": lambda found, allowed: allowed != "power_of_two" or (int(found) & (int(found) - 1)) == 0,
 }
 """What `when:` in a hardware file may say, each with its test (value found at the node, value written in the file)."""
@@ -23,6 +24,7 @@ CONDITIONS: dict[str, Check] = {
 WORDS: dict[str, tuple[str, ...]] = {
     "group": ("any", "1", "depthwise", "grouped"),
     "operands": ("any", "weight", "activations"),
+    "pads": ("any", "none", "same", "counted", "other"),
     "window": ("any", "power_of_two"),
 }
 """The words that a condition is made of; several are joined by `|`, but for a window."""
@@ -40,7 +42,7 @@ def reachable(spec: HardwareSpec) -> dict[str, tuple[OpSignature, ...]]:
 
 def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Return why a signature does not take a node, as the end of a sentence; None if it takes the node."""
-    if not signature.when and (why := rule.unasked(node, graph)) is not None:
+    if (why := (rule.asked if rule.asks(signature) else rule.unasked)(node, graph)) is not None:
         return why
     facts = rule.facts(node, graph)
     for key, allowed in signature.when:

@@ -38,7 +38,6 @@ STORABLE = tuple(d for d in DType if d is not DType.INT64)
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 LEAST_SUM_BITS, MOST_SUM_BITS = 9, 48
 """Widths of sums that are computed exactly whatever the device does with what is beyond them."""
-FUNCTIONS = (Family.LOOKUP, Family.ROWS)
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
     RequantizeKind.FLOAT_MULTIPLIER: (Rounding.HALF_EVEN, Rounding.HALF_UP, Rounding.HALF_AWAY, Rounding.FLOOR),
     RequantizeKind.FIXED_POINT: (FixedRounding.DOUBLE, FixedRounding.SINGLE, FixedRounding.SINGLE_AWAY),
@@ -283,8 +282,8 @@ class Reader:
 
         Raises HardwareError for an op that is no function, and for a kind that the function does not have.
         """
-        if op not in OP_RULES or OP_RULES[op].family not in FUNCTIONS:
-            legal = ", ".join(name for name, rule in OP_RULES.items() if rule.family in FUNCTIONS)
+        if op not in OP_RULES or not OP_RULES[op].kinds:
+            legal = ", ".join(name for name, rule in OP_RULES.items() if rule.kinds)
             raise self.error(field, f"has no effect, since {op} is no function; legal of {legal}")
         return self.one_of(OP_RULES[op].kinds, kind, field)
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from quantpipe.arrays import Array, along
 from quantpipe.graph.external_weights import turned
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lowering.lower import Context
+from quantpipe.lowering.lower import Context, Lowering
 from quantpipe.oprules import OP_RULES, Family, rule_of
-from quantpipe.types import Form, Kernel, Lookup, Sum
+from quantpipe.types import Form, Kernel, Lookup, Program, Sum
 
 REDUCED_AXES_ARE_INPUTS = 18
 """The opset from which ReduceMax takes its axes as an input."""
@@ -23,6 +23,16 @@ REDUCED_AXES_ARE_INPUTS = 18
 def ops_of(*families: Family) -> tuple[str, ...]:
     """Return op types of OP_RULES by family: what a dialect's table joins with."""
     return tuple(op for op, rule in OP_RULES.items() if rule.family in families)
+
+
+def by_plan(average: Lowering, program: Lowering) -> Lowering:
+    """Return what writes an average as it is planned: as a sum that is narrowed, or as a program."""
+
+    def write(context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        planned = isinstance(context.plan.kernels[node.name], Program)
+        return (program if planned else average)(context, node, kernel)
+
+    return write
 
 
 def output_axis(graph: Graph, tensor: str) -> int:

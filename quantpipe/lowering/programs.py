@@ -96,6 +96,12 @@ def _sum_over(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir
     return writer.builder.op("ReduceSum", given[0], axes, name=name, keepdims=1)
 
 
+def _matmul(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
+    matrix = writer.constants(f"{name}/matrix", _numbers(step))
+    pair = (given[0], matrix) if step.axes == (-1,) else (matrix, given[0])
+    return writer.builder.op("MatMul", *pair, name=name)
+
+
 def _squeeze(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     axes = writer.constants(f"{name}/axes", np.asarray(step.axes, np.int64))
     return writer.builder.op("Squeeze", given[0], axes, name=name)
@@ -131,6 +137,7 @@ _WRITERS: Mapping[StepOp, Callable[..., ir.Value]] = {
     StepOp.CLIP: _clip,
     StepOp.MAX_OVER: _max_over,
     StepOp.SUM_OVER: _sum_over,
+    StepOp.MATMUL: _matmul,
     StepOp.SQUEEZE: _squeeze,
     StepOp.BITS: _bits,
     StepOp.SQRT: _sqrt,

@@ -124,12 +124,23 @@ def global_refuses(node: Node, graph: Graph) -> str | None:
     return "it averages another number of elements for another sample" if varies else None
 
 
-def pool_refuses(node: Node, graph: Graph) -> str | None:
-    """Return why an average pool cannot run in integers (its windows differ in size at the border), or None."""
+def pool_unasked(node: Node, graph: Graph) -> str | None:
+    """Return why windows of an average pool differ in size (at the border of the map), or None."""
     padded = any(node.attr("pads", [0])) or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     if padded and not node.attr("count_include_pad", 0):
         return "its window counts fewer elements at the border (pads without count_include_pad)"
     return "ceil_mode makes its border windows smaller" if node.attr("ceil_mode", 0) else None
+
+
+def pool_asked(node: Node, graph: Graph) -> str | None:
+    """Return why the sums of an average pool are not divided one by one, or None."""
+    if node.inputs[0] in graph.varying:
+        return "the map has another size for another sample, and so have the windows at its border"
+    held = {} if graph.imported is None else graph.imported.kept_tensors
+    pair = [held[t].grid for t in (node.inputs[0], node.outputs[0]) if t in held]
+    if len(pair) == 2 and not pair[0].same(pair[1]):
+        return "its quantized file stores its result at another scale than its input"
+    return "it averages over three axes" if len(graph.shapes[node.inputs[0]]) > 4 else None
 
 
 def pool_count(node: Node, graph: Graph) -> int:

@@ -7,6 +7,7 @@ kernels give equal results for equal values at any position in a tensor (docs/op
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,23 @@ def parameter_axis(node: Node, graph: Graph) -> int | None:
     if len(found) > 1 or any(a < 0 for a in found):
         raise ValueError("an operand varies along several axes")
     return next(iter(found), None)
+
+
+FINER = 3
+"""Bits by which what is cut off is finer than a step of the result: an eighth of a step."""
+
+
+def sigmoid_reach(node: Node, bits: int) -> float:
+    """Return where a Sigmoid is 2^-bits / 8 from its end: exp(-x) = 2^-(bits + 3)."""
+    return (bits + FINER) * math.log(2.0)
+
+
+def tanh_reach(node: Node, bits: int) -> float:
+    """Return where a Tanh is as near to its end, in steps of 2^(1 - bits): 2·exp(-2·x) = 2^(1 - bits - 3)."""
+    return sigmoid_reach(node, bits) / 2.0
+
+
+def hard_sigmoid_reach(node: Node, bits: int) -> float:
+    """Return the larger magnitude of both ends at which alpha·x + beta is 0 or 1."""
+    alpha, beta = float(node.attr("alpha", 0.2)), float(node.attr("beta", 0.5))
+    return max(abs(beta), abs(1.0 - beta)) / abs(alpha) if alpha else math.inf

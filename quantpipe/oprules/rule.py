@@ -10,7 +10,7 @@ import numpy as np
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.matrix import MatrixForm
-from quantpipe.types import FunctionKind
+from quantpipe.types import FunctionKind, OpSignature
 
 
 class Family(StrEnum):
@@ -84,6 +84,16 @@ def mean_of_map(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
     return np.float32(s_x / np.float32(s_y * np.float32(count)))
 
 
+def has_conditions(signature: OpSignature) -> bool:
+    """Return whether a signature has a `when`."""
+    return bool(signature.when)
+
+
+def divides(signature: OpSignature) -> bool:
+    """Return whether a signature forms its result by a division of integers."""
+    return signature.function is FunctionKind.DIVISION
+
+
 def no_facts(node: Node, graph: Graph) -> Facts:
     """Return no facts, for ops that no condition of a hardware file asks about."""
     return {}
@@ -121,13 +131,24 @@ class OpRule:
     kinds: tuple[FunctionKind, ...] = ()
     """Ways to form a LOOKUP or a ROWS in integers, which `functions:` in a hardware file may name."""
     unasked: NodeText = never
-    """Why signatures that say no `when` leave this very node alone, or None: a file must ask for it."""
+    """Why signatures that do not ask for it leave this very node alone, or None."""
+    asks: Callable[[OpSignature], bool] = has_conditions
+    """Whether a signature asks for such nodes."""
+    asked: NodeText = never
+    """Why signatures that ask for such nodes leave this very node alone, or None."""
     tied: tuple[int, ...] = ()
     """Of a DEVICE op: ports that are stored as the result is."""
     selects: bool = False
     """Of a MOVE: whether values of its operands may be left out of the result, so that its range need not be theirs."""
+    reach: Callable[[Node, int], float] | None = None
+    """Of a LOOKUP that levels off: the magnitude beyond which a result of some bits is the same for all inputs."""
     table: NodeText = no_table
     """The constant that the node looks rows up in, along its first axis; None where it does nothing of the kind."""
+
+    def keeps_scale(self, signature: OpSignature | None) -> bool:
+        """Return whether the result has the scale of the data, as a signature (None: any) runs the op."""
+        own = self.family in (Family.MOVE, Family.CLAMP)
+        return own or (self.family is Family.AVERAGE and signature is not None and divides(signature))
 
     def data_ports(self, node: Node) -> tuple[int, ...]:
         """Return ports that carry activations by the op's own definition."""

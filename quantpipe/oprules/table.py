@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from quantpipe import extend
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import facts as f
+from quantpipe.oprules import lookup as lk
 from quantpipe.oprules import rows as r
 from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED_OPS
+from quantpipe.oprules.geometry import average_facts
 from quantpipe.oprules.matrix import ConvForm, DenseForm, TransposedForm
 from quantpipe.oprules.plugged import plugged_rule
-from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
+from quantpipe.oprules.rule import Family, OpRule, Winner, divides, mean_of_map
 from quantpipe.types import FunctionKind as K
 from quantpipe.types import Reason, ReasonKind
 
@@ -72,10 +74,10 @@ _OWN: Mapping[str, OpRule] = {
     ),
     "AveragePool": OpRule(
         Family.AVERAGE,
-        refuse=f.pool_refuses,
+        unasked=f.pool_unasked, asks=divides, asked=f.pool_asked,
         count=f.pool_count,
-        facts=f.pool_facts,
-        conditions=("window", "pad_max"),
+        facts=average_facts, conditions=("window", "pad_max", "pads"),
+        kinds=(K.DIVISION,),
     ),
     "Relu": OpRule(Family.CLAMP, bounds=f.relu_bounds),
     "Clip": OpRule(Family.CLAMP, refuse=f.clip_refuses, bounds=f.clip_bounds),
@@ -116,15 +118,20 @@ _OWN: Mapping[str, OpRule] = {
     "ReduceMean": OpRule(Family.ROWS, refuse=r.reduce_refuses, kinds=SUM, facts=r.row_facts, conditions=("window",)),
     "ReduceSum": OpRule(Family.ROWS, refuse=r.reduce_refuses, kinds=SUM, facts=r.row_facts, conditions=("window",)),
     "Div": OpRule(Family.ROWS, data=None, refuse=f.division_refuses, kinds=(K.DIVISION,)),
-    "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0), kinds=(*TABLES, K.TFLITE)),
-    "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0), kinds=(*TABLES, K.TFLITE)),
+    "Sigmoid": OpRule(
+        Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0), kinds=(*TABLES, K.TFLITE), reach=lk.sigmoid_reach
+    ),
+    "Tanh": OpRule(
+        Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0), kinds=(*TABLES, K.TFLITE), reach=lk.tanh_reach
+    ),
     "Gelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
     "Swish": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=TABLES),
     "LeakyRelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
     "HardSwish": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
+    "HardSigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=TABLES, reach=lk.hard_sigmoid_reach),
     "Exp": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
     **dict.fromkeys(
-        ("PRelu", "HardSigmoid", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
+        ("PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
          "Softsign", "Mish", "Erf", "Log", "Sqrt", "Reciprocal", "Pow", "Abs", "Neg", "Sign",
          "Floor", "Ceil", "Round", "Sin", "Cos"),
         OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=TABLES),

@@ -28,10 +28,12 @@ from quantpipe.types import (
     Contract,
     DType,
     Form,
+    FunctionKind,
     Kernel,
     KernelPlan,
     Move,
     Product,
+    Program,
     Requantize,
     RequantizeKind,
 )
@@ -91,7 +93,9 @@ def _product(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Product:
     return Product(kernel.node, bound, output)
 
 
-def _average(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
+def _average(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average | Program:
+    if builder.function(kernel) is FunctionKind.DIVISION:
+        return plan_program(builder, kernel, rule)
     data, out = builder.quantizers[kernel.operands[0].tensor], builder.quantizers[kernel.output]
     count = rule.count(builder.graph.by_name[kernel.node], builder.graph)
     bound = builder.peak(data.tensor, Form.QUANTIZED) * count

@@ -49,7 +49,7 @@ class Qdq(Stored):
             **dict.fromkeys(fr.ops_of(Family.SUM, Family.PRODUCT), self._elementwise),
             "Sub": partial(functions.difference, self),
             **dict.fromkeys(fr.ops_of(Family.ROWS), partial(functions.programmed, self)),
-            **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
+            **dict.fromkeys(fr.ops_of(Family.AVERAGE), fr.by_plan(self._average, partial(functions.programmed, self))),
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self.clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
             **(dict.fromkeys(UNFUSED_MOVES, self.move) if here else {}),

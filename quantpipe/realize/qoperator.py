@@ -39,7 +39,7 @@ class QOperator(Stored):
             "Add": self._elementwise("QLinearAdd"),
             "Mul": self._elementwise("QLinearMul"),
             **dict.fromkeys(fr.ops_of(Family.ROWS), partial(functions.programmed, self)),
-            **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
+            **dict.fromkeys(fr.ops_of(Family.AVERAGE), fr.by_plan(self._average, partial(functions.programmed, self))),
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self.clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self.move),
         }

@@ -62,8 +62,9 @@ def _centred(dialect: Stored, context: Context, writer: IntegerWriter, kernel: K
     """Write q - z of each operand, int64."""
     operands = []
     for number, operand in enumerate(kernel.operands):
-        name, q = f"{kernel.node}/operand{number}", context.plan.quantizers[operand.tensor]
-        value = writer.cast(context.get(operand.tensor, Form.QUANTIZED), np.int64, f"{name}/int64")
+        name = f"{kernel.node}/operand{number}"
+        q = context.plan.quantizers[kernel.output if operand.rescaled else operand.tensor]
+        value = writer.cast(context.operand(operand, kernel.output), np.int64, f"{name}/int64")
         if q.zero_point:
             zero = dialect.constant(context, f"{q.tensor}_zero_int64", np.int64(q.zero_point))
             value = context.builder.op("Sub", value, zero, name=f"{name}/centred")

@@ -68,7 +68,7 @@ class Simulated(Arithmetic):
             **dict.fromkeys(fr.ops_of(Family.DEVICE), partial(functions.device, self)),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
             **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
-            **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
+            **dict.fromkeys(fr.ops_of(Family.AVERAGE), fr.by_plan(self._average, partial(functions.program, self))),
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self._clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
         }

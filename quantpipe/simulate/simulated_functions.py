@@ -39,7 +39,7 @@ def program(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -
     assert isinstance(plan, Program)  # noqa: S101  (the planner pairs families with plans; narrows the type)
     writer, out = dialect._writer(context), context.plan.quantizers[kernel.output]
     operands = [
-        writer.cast(context.get(o.tensor, Form.QUANTIZED), np.int64, f"{node.name}/operand{n}")
+        writer.cast(context.operand(o, kernel.output), np.int64, f"{node.name}/operand{n}")
         for n, o in enumerate(kernel.operands)
     ]
     result = write_program(writer, plan, operands)

@@ -77,7 +77,8 @@ class FunctionKind(StrEnum):
     `table`: an entry for each code of 8 bits; of 16 bits 513 entries with a straight line between two of them.
     `polynomial`: second-order polynomials in integers (I-BERT). `shift`: powers of two by shifts (I-ViT). `tflite`: as
     TensorFlow Lite's reference kernels and CMSIS-NN. `integer_sqrt`: integer mean and variance, integer square root.
-    `division`: a whole quotient with bits of fraction, narrowed once.
+    `division`: a whole quotient with bits of fraction, narrowed once. Of an average: the sum of the window's stored
+    integers over their number, ties away from zero, stored at the scale of its input.
     `sum`: an exact sum, narrowed once (means and sums over axes; they have no other way, so a file need not say it).
     `float`: the function is left in float.
     """

@@ -200,6 +200,7 @@ _STEPS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Ints]], Ints]] = {
     "clip": lambda step, given: np.clip(given[0], *_numbers(step)),
     "max_over": lambda step, given: given[0].max(axis=_axes(step), keepdims=True),
     "sum_over": lambda step, given: given[0].sum(axis=_axes(step), keepdims=True),
+    "matmul": lambda step, given: given[0] @ _numbers(step) if _axes(step) == (-1,) else _numbers(step) @ given[0],
     "squeeze": lambda step, given: np.squeeze(given[0], axis=_axes(step)),
     "bits": _each(int.bit_length),
     "sqrt": _each(math.isqrt),

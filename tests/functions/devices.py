@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import HardwareSpec
 from tests.ops.line import hardware, hardware_data
 
@@ -18,6 +19,8 @@ def device(base: str, functions: dict[str, str], **changes: Any) -> HardwareSpec
     """A shipped device that runs some functions in integers as said."""
     data = hardware_data(BASES[base])
     stored = data["ops"]["Relu"][0]["in"][0]
-    own = {op: [{"in": [stored], "out": [stored]}] for op, kind in functions.items() if kind != "float"}
-    kinds = {**(data.get("functions") or {}), **functions}
+    averages = {op: kind for op, kind in functions.items() if OP_RULES[op].family is Family.AVERAGE}
+    own = {op: [{"in": [stored], "out": [stored]} | ({"function": kind} if op in averages else {})]
+           for op, kind in functions.items() if kind != "float"}  # fmt: skip
+    kinds = {**(data.get("functions") or {}), **{op: kind for op, kind in functions.items() if op not in averages}}
     return hardware(BASES[base], ops={**data["ops"], **own}, functions=kinds, **{"realize": "integer", **changes})

@@ -18,7 +18,7 @@ from tests.simulate.test_against_interpreter import check
 CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormalization": "norm_island",
         "LayerNormalization": "layer_norm", "RMSNormalization": "rms_norm",
         "InstanceNormalization": "instance_norm", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum",
-        "Div": "divide"}  # fmt: skip
+        "Div": "divide", "AveragePool": "average_pool_pads_not_counted"}  # fmt: skip
 
 
 @pytest.mark.sliced(32)
@@ -120,7 +120,7 @@ def test_rows_of_a_table_are_integers_of_one_scale_where_a_file_asks_for_them() 
 def test_every_kind_of_a_rule_is_formed() -> None:
     """OP_RULES says which kinds a file may name; each has a program, a formula, or is a table of the float op."""
     for op, rule in OP_RULES.items():
-        if rule.family is Family.ROWS:
+        if rule.family in (Family.ROWS, Family.AVERAGE):
             assert {(op, k) for k in rule.kinds} == {key for key in PROGRAMS if key[0] == op}
         else:
             assert {(op, k) for k in rule.kinds if k is not FunctionKind.TABLE} == {k for k in FORMULAS if k[0] == op}

@@ -88,6 +88,14 @@ def test_positive_values(a: tuple[int, int], count: tuple[int, int]) -> None:
     expect(writer.shift_right(x, n), right, tight=False)
 
 
+@given(a=SMALL, matrix=st.lists(st.lists(st.integers(-2, 2), min_size=2, max_size=2), min_size=1, max_size=3))
+def test_products_with_a_matrix(a: tuple[int, int], matrix: list[list[int]]) -> None:
+    writer, (x,) = written(a)
+    pairs = np.asarray(list(itertools.product(span(a), repeat=2)))
+    expect(writer.matmul(x, np.asarray(matrix), -2), (np.asarray(matrix) @ pairs.T).reshape(-1).tolist())
+    expect(writer.matmul(x, np.asarray(matrix).T, -1), (pairs @ np.asarray(matrix).T).reshape(-1).tolist())
+
+
 def test_a_table_is_read_within_its_entries_alone() -> None:
     entries = np.asarray([5, -2, 7])
     for low, high in ((0, 2), (1, 1)):

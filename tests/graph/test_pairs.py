@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from quantpipe.graph import execute
 from quantpipe.graph.execute import Session
 from quantpipe.graph.pairs import separated
 
@@ -68,3 +72,25 @@ def test_names_that_a_file_has_already_are_not_given_again() -> None:
     names = [t.name for t in found.graph.initializer]
     assert len(names) == len(set(names)) and "w/reader1" in names
     onnx.checker.check_model(found)
+
+
+def test_ops_that_quantize_at_run_time_keep_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such an op of a user's own file computes what it computes in a default session, on every processor."""
+    asked: list[bool] = []
+
+    def exact(*given: Any) -> Any:
+        asked.append(True)
+        return execute._loaded(*given)
+
+    monkeypatch.setattr(execute, "pairs_saturate", lambda: True)
+    monkeypatch.setattr(execute, "_loaded_exact", exact)
+    Session(ir.from_proto(tied(1)))
+    assert asked == [True]
+    for text in (
+        "y, s, z = DynamicQuantizeLinear (x)",
+        "y = com.microsoft.DynamicQuantizeMatMul (x, w, k)",
+    ):
+        graph = f"g (float[2, 3] x) => (y) <int8[3, 2] w = {{1, 1, 1, 1, 1, 1}}, float k = {{0.5}}> {{ {text} }}"
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {graph}')
+        Session(ir.from_proto(model))
+    assert asked == [True]

@@ -35,10 +35,9 @@ PADDED = "(padded)"
 
 
 DIFFERING = {
-    # the file divides an average in integers, which the device's description has no arithmetic for
-    ("average_pool_pads_not_counted", "tflite_int8"): 2944,
-    ("average_pool_pads_not_counted", "tflite_16x8"): 2480,
-    ("average_pool_ceil", "tflite_16x8"): 122,
+    # pads that TensorFlow Lite does not know: the file holds the average in float, and the device has it in integers
+    ("average_pool_pads_not_counted", "tflite_int8"): 3615,
+    ("average_pool_pads_not_counted", "tflite_16x8"): 3863,
     # the op between is in float, and its result lies next to a tie of 16 bits
     **{(f"function_{op}", "tflite_16x8"): 2 for op in ("sin", "cos", "log", "sqrt")},
 }

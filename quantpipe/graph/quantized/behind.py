@@ -38,6 +38,15 @@ class Behind:
         """Return the tensors that the file stores in integers, where its scales are kept: none may vanish."""
         return tuple(t.tensor for t in self.given.tensors) if self.given is not None and self.given.keep.tensors else ()
 
+    @property
+    def regular(self) -> frozenset[str]:
+        """Return the kept tensors with the grid of the first tensor that their node reads."""
+        held = {} if self.given is None else self.given.kept_tensors
+        pairs = (
+            (n.inputs[0].name or "", n.outputs[0].name or "") for n in self.model.graph if n.inputs and n.inputs[0]
+        )
+        return frozenset(o for i, o in pairs if i in held and o in held and held[i].grid.same(held[o].grid))
+
     def settled(self, run: Callable[[ir.Model, list[str]], Feeds]) -> ir.Model:
         """Return the model without clamps that change nothing: no tool left them out.
 

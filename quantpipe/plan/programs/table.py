@@ -12,6 +12,7 @@ import numpy as np
 from quantpipe.arrays import Ints
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
+from quantpipe.oprules.geometry import window_counts, window_elements
 from quantpipe.oprules.rows import is_mean, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
@@ -19,8 +20,9 @@ from quantpipe.plan.programs.division import quotient
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
+from quantpipe.plan.programs.windows_divided import divided_average
 from quantpipe.plan.programs.writer import ProgramValue, ProgramWriter
-from quantpipe.plan.requantize import real_of, refuse_wide_products, requantize, shared_among
+from quantpipe.plan.requantize import limits, real_of, refuse_wide_products, requantize, shared_among
 from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, RequantizeKind, Rounding, Scales
 
 MEAN_BITS = 12
@@ -44,7 +46,7 @@ def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
             stage="plan",
             where=kernel.node,
         )
-    read = [builder.quantizers[o.tensor] for o in kernel.operands]
+    read = [builder.quantizers[kernel.output if o.rescaled else o.tensor] for o in kernel.operands]
     writer = ProgramWriter(kernel.node, [(q.low, q.high) for q in read])
     result, scale = PROGRAMS[kernel.op, kind](builder, kernel, writer)
     out = builder.quantizers[kernel.output]
@@ -113,6 +115,13 @@ def _sum(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     return total if node.attr("keepdims", 1) else writer.squeeze(total, axes), scale
 
 
+def _average(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    """The average of each window, stored as its operand is."""
+    node, out = builder.graph.by_name[kernel.node], builder.quantizers[kernel.output]
+    elements, counts = window_elements(node, builder.graph), window_counts(node, builder.graph)
+    return divided_average(writer, out.zero_point, elements, counts, bounds=limits(kernel, out)), None
+
+
 def _is_shared(builder: PlanBuilder, kernel: Kernel) -> bool:
     """Whether it is a mean whose count can sit in the multiplier or the shift."""
     node = builder.graph.by_name[kernel.node]
@@ -131,6 +140,7 @@ PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
     ),
     ("LogSoftmax", FunctionKind.TABLE): _log_softmax,
     ("Div", FunctionKind.DIVISION): _division,
+    ("AveragePool", FunctionKind.DIVISION): _average,
     ("ReduceMean", FunctionKind.SUM): _sum,
     ("ReduceSum", FunctionKind.SUM): _sum,
     **{

@@ -118,6 +118,14 @@ class ProgramWriter:
         """Write the sum of `count` values along axes, which stay."""
         return self._step(StepOp.SUM_OVER, (a,), a.low * count, a.high * count, axes=axes)
 
+    def matmul(self, a: ProgramValue, matrix: NDArray[np.int64], axis: int) -> ProgramValue:
+        """Write a times a matrix over the last axis (-1), or the matrix times a over the axis before it (-2)."""
+        terms = np.swapaxes(matrix, -1, -2) if axis == -1 else matrix
+        above, below = np.maximum(terms, 0).sum(axis=-1), np.minimum(terms, 0).sum(axis=-1)
+        ends = [int(p) * x + int(n) * y for p, n in zip(above, below, strict=True)
+                for x, y in ((a.low, a.high), (a.high, a.low))]  # fmt: skip
+        return self._step(StepOp.MATMUL, (a,), min(ends), max(ends), numbers=matrix, axes=(axis,))
+
     def squeeze(self, a: ProgramValue, axes: tuple[int, ...]) -> ProgramValue:
         """Write a without axes of one element."""
         return self._step(StepOp.SQUEEZE, (a,), a.low, a.high, axes=axes)

@@ -8,11 +8,11 @@ import numpy as np
 
 from quantpipe.graph.view import Node
 from quantpipe.lowering import fragments as fr
+from quantpipe.oprules.geometry import pads_before
 from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel, shifted, stored_real, times_fixed
 from quantpipe.realize.c.nest import axis_strides, broadcast_strides, collapsed, index, loops, strides_of
-from quantpipe.realize.c.sums import pads_before
 from quantpipe.types import Average, DType, Form, Kernel, Lookup, Move, Product, Requantize, Sum, Term
 
 

@@ -6,6 +6,7 @@ The steps are defined in `types/program.py`. Each has bounds that no input excee
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,9 @@ def program(walk: CWalk, node: Node, kernel: Kernel) -> None:
 def _centred(walk: CWalk, node: Node, kernel: Kernel, number: int) -> Buffer:
     """Return an operand less its zero point, in 64 bits."""
     operand = kernel.operands[number]
-    data = walk.stored(operand.tensor, operand.form)
-    zero = walk.plan.quantizers[operand.tensor].zero_point if operand.form is Form.QUANTIZED else 0
+    data = walk.operand(kernel, number)
+    read = kernel.output if operand.rescaled else operand.tensor
+    zero = walk.plan.quantizers[read].zero_point if operand.form is Form.QUANTIZED else 0
     made = _new(walk.source, data.shape)
     body = loops([data.count], f"y[i0] = (int64_t)x0[i0] - ({zero});")
     walk.source.call(f"{node.name}, operand {number}", body, [data], made)
@@ -63,6 +65,8 @@ def _written(source: CSource, step: Step, given: Sequence[Buffer], title: str) -
         return given[0].renamed(tuple(n for axis, n in enumerate(given[0].shape) if axis not in axes))
     if step.op in (StepOp.MAX_OVER, StepOp.SUM_OVER):
         return _over(source, step, given[0], title)
+    if step.op is StepOp.MATMUL:
+        return _matmul(source, step, given[0], title)
     return _each(source, step, given, title)
 
 
@@ -100,6 +104,26 @@ def _over(source: CSource, step: Step, data: Buffer, title: str) -> Buffer:
     lines += [f"    acc {'+=' if sums else '= acc >'} {read}{';' if sums else f' ? acc : {read};'}"]
     body = "\n".join([*lines, f"y[{index(own)}] = acc;"])
     source.call(f"{title}: {step.op}", loops(sizes, body) if sizes else f"{{\n{body}\n}}", [data], made)
+    return made
+
+
+def _matmul(source: CSource, step: Step, data: Buffer, title: str) -> Buffer:
+    """Write the product with a constant matrix; of each result only the terms from its first factor to its last."""
+    matrix = _numbers(step) if step.axes == (-2,) else _numbers(step).T
+    axis = len(data.shape) + step.axes[0]
+    made = _new(source, (*data.shape[:axis], len(matrix), *data.shape[axis + 1 :]))
+    held = [np.flatnonzero(row) for row in matrix]
+    ends = np.asarray([(h[0], h[-1] + 1) if len(h) else (0, 0) for h in held], np.int64)
+    before, after = prod(data.shape[:axis]), prod(data.shape[axis + 1 :])
+    ones = all(np.all(row[a:b] == 1) for row, (a, b) in zip(matrix, ends, strict=True))
+    factor = "" if ones else f"{source.array(matrix, DType.INT64)}[i1 * {matrix.shape[1]} + j] * "
+    limits = source.array(ends, DType.INT32)
+    read = f"x0[(i0 * {data.shape[axis]} + j) * {after} + i2]"
+    body = (
+        f"int64_t acc = 0;\nint j;\nfor (j = {limits}[2 * i1]; j < {limits}[2 * i1 + 1]; j++)\n"
+        f"    acc += {factor}{read};\ny[(i0 * {len(matrix)} + i1) * {after} + i2] = acc;"
+    )
+    source.call(f"{title}: {step.op}", loops([before, len(matrix), after], body), [data], made)
     return made
 
 

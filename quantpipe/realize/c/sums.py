@@ -8,6 +8,7 @@ import numpy as np
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
+from quantpipe.oprules.geometry import pads_before
 from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import ctype
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel
@@ -174,19 +175,6 @@ def _conv(walk: CWalk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
 def data_of(kernel: Kernel) -> str:
     """Return the tensor that a kernel multiplies."""
     return kernel.operands[0].tensor
-
-
-def pads_before(node: Node, size: list[int], taps: list[int], made: list[int]) -> list[int]:
-    """Return the leading pads of a window op: given, or as `auto_pad` has them for the measured result."""
-    auto = node.attr("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        rank = len(taps)
-        strides, dilations = node.attr("strides", [1] * rank), node.attr("dilations", [1] * rank)
-        spans = [(k - 1) * d + 1 for k, d in zip(taps, dilations, strict=True)]
-        total = [max((o - 1) * s + k - n, 0) for o, s, k, n in zip(made, strides, spans, size, strict=True)]
-        return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in total]
-    given = node.attr("pads", [0] * (2 * len(taps))) if auto == "NOTSET" else [0] * (2 * len(taps))
-    return list(given[: len(taps)])
 
 
 def transposed_begin(node: Node, size: tuple[int, ...], taps: tuple[int, ...], made: tuple[int, ...]) -> list[int]:

@@ -9,14 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.tflite.layout import channels_last, place, plain
-from quantpipe.graph.tflite.operators import SUMS
+from quantpipe.graph.tflite.operators import POOLS, SUMS
 from quantpipe.graph.view import Node
 from quantpipe.oprules.rows import row_axes
 from quantpipe.realize.tflite.clamps import clamped
 from quantpipe.realize.tflite.container import TensorQuantization
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer
-from quantpipe.realize.tflite.windows import Window, as_map, padded, window_of
-from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Program, Quantizer, Requantize, WeightTensor
+from quantpipe.realize.tflite.windows import Window, as_map, padded, plain_padding, window_of
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Contract,
+    DType,
+    Form,
+    Kernel,
+    Program,
+    Quantizer,
+    Requantize,
+    WeightTensor,
+)
 
 
 def accumulator(walk: TfliteWalk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
@@ -214,6 +225,9 @@ def contract(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
 def average(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
     """Write an average over the whole map as MEAN, one over a window as a depthwise convolution with weights of 1/n."""
     plan = walk.plan.kernels[kernel.node]
+    if isinstance(plan, Program):
+        divided(walk, node, kernel)
+        return
     assert isinstance(plan, Average)  # noqa: S101
     source, shapes = kernel.operands[0].tensor, walk.graph.shapes
     rank = len(shapes[source])
@@ -248,6 +262,30 @@ def average(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
             walk.reshape(target, result, walk.file.shape(result))
 
     clamped(walk, kernel, plan.output, order, write=write)
+
+
+def divided(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
+    """Write an average whose sums are divided as integers as AVERAGE_POOL_2D; pads that count are elements of a Pad."""
+    source, shapes = kernel.operands[0].tensor, walk.graph.shapes
+    if any(d != 1 for d in node.attr("dilations") or ()):
+        raise walk.refused("legal are averages without dilations")
+    q, order = walk.plan.quantizers[kernel.output], channels_last(len(shapes[source]))
+    window = window_of(node, node.attr("kernel_shape"), shapes[source][2:], shapes[node.outputs[0]][2:])
+    value = as_map(walk, walk.operand(kernel.operands[0], order), source)
+    padding = plain_padding(walk, window, walk.file.shape(value)[1:3])
+    if node.attr("count_include_pad", 0) and any((*window.before, *window.behind)):
+        value, padding = padded(walk, window, value, q, fill=q.zero_point, apart=True)
+    if padding is None:
+        raise walk.refused("legal are averages whose pads are TensorFlow's (SAME), or count")
+    size = {"filterHeight": window.kernel[0], "filterWidth": window.kernel[1]}
+    result = walk.make(kernel.output, order)
+    target = _map_result(walk, result, kernel.output)
+    walk.file.operator(
+        POOLS["AveragePool"], [value], [target], 2, kind="Pool2DOptions", **size, **window.options(padding)
+    )
+    if target != result:
+        walk.reshape(target, result, walk.file.shape(result))
+    walk.keep(kernel.output, Form.QUANTIZED, order, result)
 
 
 def reduced_sum(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:

@@ -48,17 +48,19 @@ def window_of(node: Node, kernel: Sequence[int], size: Sequence[int], result: Se
     return Window(a, b, c, d, e)
 
 
-def padded(walk: TfliteWalk, window: Window, value: int, q: Quantizer, *, fill: int) -> tuple[int, int]:
+def padded(
+    walk: TfliteWalk, window: Window, value: int, q: Quantizer, *, fill: int, apart: bool = False
+) -> tuple[int, int]:
     """Return a map with the pads of a window, and the `padding` that the operator after it does.
 
     `value` is the map, channels last; `fill` is the integer that pads it. The map is padded where the operator cannot
-    pad.
+    pad, or where `apart` asks for it.
     """
     batch, *size, channels = walk.file.shape(value)
     behind = tuple(max(b, 0) for b in window.behind)
     if not any((*window.before, *behind)):
         return value, walk.file.enum("Padding", "VALID")
-    if _same(window, size):
+    if not apart and _same(window, size):
         return value, walk.file.enum("Padding", "SAME")
     shape = [batch, *(s + a + b for s, a, b in zip(size, window.before, behind, strict=True)), channels]
     name = walk.file.name(value)

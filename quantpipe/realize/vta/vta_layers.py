@@ -18,8 +18,8 @@ from quantpipe.arrays import Array
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules.geometry import pads_before
 from quantpipe.oprules.matrix import TransposedForm
-from quantpipe.realize.c.sums import pads_before
 from quantpipe.realize.vta.isa import BLOCK
 from quantpipe.types import (
     Accumulate,
