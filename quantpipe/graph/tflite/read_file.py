@@ -12,14 +12,19 @@ from typing import Any
 import onnx
 
 from quantpipe.errors import ModelError
-from quantpipe.graph.tflite import read_elements, read_moves, read_products
+from quantpipe.graph.tflite import read_elements, read_further, read_moves, read_products
 from quantpipe.graph.tflite.contents import NO_TENSOR, NUMPY, STAGE, contents_of, refused
 from quantpipe.graph.tflite.intake import Reader, TfliteIntake, UnreadOperator, unread
 from quantpipe.graph.tflite.layout import Order, plain
 from quantpipe.graph.tflite.operators import IDENTIFIER
 from quantpipe.graph.tflite.read_tables import is_inside, recorded_functions, write_function
 
-READERS: Mapping[str, Reader] = {**read_products.READERS, **read_elements.READERS, **read_moves.READERS}
+READERS: Mapping[str, Reader] = {
+    **read_products.READERS,
+    **read_elements.READERS,
+    **read_moves.READERS,
+    **read_further.READERS,
+}
 """Operator -> what reads it."""
 
 DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, struct.error)
@@ -33,6 +38,7 @@ REASONS: Mapping[str, str] = {
         ("LSTM", "RNN", "UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_LSTM"),
         "a fused recurrent layer",
     ),
+    "LOCAL_RESPONSE_NORMALIZATION": "kernels of LiteRT differ in their window",
     **dict.fromkeys(("RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "MULTINOMIAL"), "it draws random numbers"),
 }
 """Operators that are not read, with reasons; others are of no known ONNX form."""
