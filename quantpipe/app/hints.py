@@ -130,8 +130,8 @@ def no_folder(arguments: Sequence[str]) -> str | None:
         if key in FOLDERS and (address := re.match(r"""['"]?(?P<scheme>[A-Za-z][\w+.-]*)://""", value)) is not None:
             return (
                 f"{key}: is an address ({address['scheme']}://…), and a run writes into a folder of a file system, "
-                "where it locks and renames files; legal is a path, such as one on a shared or mounted disk. For copies "
-                "in an object store give MLflow an artifact location there (docs/howto/several_machines.md)"
+                "where it locks and renames files; legal is a path, such as one on a shared or mounted disk. For "
+                "copies in an object store give MLflow an artifact location there (docs/howto/several_machines.md)"
             )
     return None
 

@@ -35,7 +35,8 @@ def test_the_wheel_holds_conf_and_experiments(tmp_path: Path) -> None:
         files = [p.relative_to(ROOT) for p in (ROOT / folder).rglob("*.yaml")]
         assert files
         assert {f"quantpipe/{p.as_posix()}" for p in files} <= names
-    shipped = {f"quantpipe/assets/{name}.onnx" for name in ("digits", "digits_vit", "digits_vit_masked", "tiny_decoder")}
+    names_of_models = ("digits", "digits_vit", "digits_vit_masked", "tiny_decoder")
+    shipped = {f"quantpipe/assets/{name}.onnx" for name in names_of_models}
     assert {*shipped, "quantpipe/report/report.html.j2", "quantpipe/py.typed"} <= names
     assert not any(name.startswith(("tests/", "conf/")) for name in names)
     unpacked = tmp_path / "unpacked"
