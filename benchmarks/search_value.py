@@ -1,6 +1,7 @@
 """What each search is worth on each device: the loss before and after, on samples that no decision has seen.
 
     python benchmarks/search_value.py [--nets digits] [--devices vta,snpe] [--searches greedy,random] [--keep FOLDER]
+        [--seconds N] [--search-seconds N]
 
 Every run is made through the Python functions, in one process. Per device it makes the start (search=uniform) and every
 search, and what recovery makes of the start and of each search. The loss is the one of the objective: KL divergence
@@ -8,7 +9,7 @@ or squared error from the float model; `held out` is on the samples of the repor
 nor recovery have seen. Networks of the zoo are looked for in the folder QUANTPIPE_ZOO.
 
 With `--keep`, what is measured is kept in FOLDER, and an interrupted benchmark goes on there. `--seconds` ends it after
-that time, with the tables of what is measured.
+that time, with the tables of what is measured. `--search-seconds` ends each search after that time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 from machine import processor
 
 import quantpipe
-from quantpipe.data import DigitsDataset, SampleSets
+from quantpipe.data import DigitsDataset, ImageFolderDataset, SampleSets
 from quantpipe.metrics.paired import mean_interval
 
 DEVICES = (
@@ -39,8 +40,8 @@ DEVICES = (
 )
 SEARCHES = ("greedy", "greedy_backward", "greedy_edge", "knapsack", "surrogate", "tpe", "annealing", "random")
 HEAD = (
-    *("search", "start", "result", "met", "evaluations", "seconds", "held out", "held out, recovered"),
-    *("seconds of recovery", "beside the start recovered"),
+    *("search", "start", "result", "met", "evaluations", "to greedy's loss", "seconds", "held out", "beside greedy"),
+    *("held out, recovered", "seconds of recovery", "beside the start recovered"),
 )
 
 
@@ -71,14 +72,34 @@ def _cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return (images.astype(np.float32) / 255 - mean) / std, held["labels"] if "labels" in held else held["y"]
 
 
-NETS: dict[str, Callable[[], tuple[Any, Any]]] = {"digits": _digits, "digits_vit": _digits_vit, "resnet20": _resnet20}
+@cache
+def _efficientnet_lite0() -> tuple[Any, Any]:
+    zoo = Path(os.environ.get("QUANTPIPE_ZOO", "../shared/zoo"))
+    images = zoo / "data" / "imagenet"
+    data = ImageFolderDataset(
+        calibrate={"path": str(images / "calib")},
+        evaluate={"path": str(images / "val")},
+        labels=str(images / "labels.csv"),
+        label_columns=["wnid", "index"],
+        preprocess={"scale": 1, "mean": 127, "std": 128},
+        samples={"calibrate": 96, "search": 32, "evaluate": 96},
+    )
+    return zoo / "models" / "imagenet_efficientnet_lite0.onnx", data
+
+
+NETS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "digits": _digits,
+    "digits_vit": _digits_vit,
+    "resnet20": _resnet20,
+    "efficientnet_lite0": _efficientnet_lite0,
+}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Hold what one search came to, alone and with recovery; losses are positive.
 
-    `alone` and `recovered` are the losses of each held-out sample.
+    `alone` and `recovered` are the losses of each held-out sample; `trace` has the evaluations and loss of each best.
     """
 
     start: float
@@ -89,9 +110,14 @@ class Outcome:
     recovery_seconds: float
     alone: list[float]
     recovered: list[float]
+    trace: list[list[float]]
+
+    def evaluations_to(self, loss: float) -> int | None:
+        """Return after how many evaluations the loss was at most this one; None if it never was."""
+        return next((int(count) for count, found in self.trace if found <= loss * (1 + 1e-6)), None)
 
 
-def outcome(net: tuple[Any, Any], device: str, search: str) -> Outcome:
+def outcome(net: tuple[Any, Any], device: str, search: str, seconds_of_search: float | None) -> Outcome:
     """Run the pipeline without recovery, then recovery of the same search."""
     model, samples = net
     quick = {"baseline": "none", "explain": "none", "agreement_samples": 8, "layer_samples": 4, "latency_runs": 5}
@@ -100,7 +126,8 @@ def outcome(net: tuple[Any, Any], device: str, search: str) -> Outcome:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for recover in ("none", "default"):
-            given: dict[str, Any] = {"search": search, "recover": recover, "executor": "serial", "evaluate": quick}
+            searched = search if seconds_of_search is None else {"option": search, "max_seconds": seconds_of_search}
+            given: dict[str, Any] = {"search": searched, "recover": recover, "executor": "serial", "evaluate": quick}
             with quantpipe.Pipeline(model, samples, device, folder=folder, **given) as pipeline:
                 pipeline.search()
                 begin = time.perf_counter()
@@ -118,6 +145,7 @@ def outcome(net: tuple[Any, Any], device: str, search: str) -> Outcome:
         seconds,
         losses["none"],
         losses["default"],
+        [[number + 1, -value] for number, value in found["trace"]],
     )
 
 
@@ -127,10 +155,12 @@ def kept(name: str, device: str, search: str, folder: Path | None) -> Outcome | 
     return Outcome(**json.loads(path.read_text())) if path is not None and path.is_file() else None
 
 
-def measured(name: str, device: str, search: str, folder: Path | None) -> Outcome:
+def measured(
+    name: str, device: str, search: str, folder: Path | None, seconds_of_search: float | None = None
+) -> Outcome:
     """Measure a search, and keep the outcome."""
     begin = time.perf_counter()
-    found = outcome(NETS[name](), device, search)
+    found = outcome(NETS[name](), device, search, seconds_of_search)
     sys.stderr.write(f"{name} {device} {search}: {time.perf_counter() - begin:.1f} s\n")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,29 +168,38 @@ def measured(name: str, device: str, search: str, folder: Path | None) -> Outcom
     return found
 
 
-def row(search: str, found: Outcome, start: Outcome) -> str:
-    """Return the row of a search; the last cell compares it with the start, both recovered, sample by sample."""
-    difference, low, high = mean_interval(np.subtract(found.recovered, start.recovered))
-    better = "equal" if low <= 0 <= high else "less" if high < 0 else "more"
+def row(search: str, found: Outcome, outcomes: Mapping[str, Outcome]) -> str:
+    """Return the row of a search. Two cells compare held-out losses sample by sample: with greedy, with the start."""
+    start, greedy = outcomes["uniform"], outcomes.get("greedy")
+    reached = None if greedy is None else found.evaluations_to(greedy.result)
     cells = (
         search if found is not start else "uniform (the start)",
         f"{found.start:.5f}",
         f"{found.result:.5f}",
         "yes" if found.met else "no",
         str(found.evaluations),
+        "" if greedy is None else str(reached or "never"),
         f"{found.seconds:.1f}",
         f"{np.mean(found.alone):.5f}",
+        "" if greedy is None or found is greedy else beside(found.alone, greedy.alone),
         f"{np.mean(found.recovered):.5f}",
         f"{found.recovery_seconds:.1f}",
-        "" if found is start else f"{better}: {difference:+.5f} ({low:+.5f} to {high:+.5f})",
+        "" if found is start else beside(found.recovered, start.recovered),
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def beside(losses: list[float], others: list[float]) -> str:
+    """Return the paired difference of losses with its 95 % interval, and whether it is beyond chance."""
+    difference, low, high = mean_interval(np.subtract(losses, others))
+    verdict = "equal" if low <= 0 <= high else "less" if high < 0 else "more"
+    return f"{verdict}: {difference:+.5f} ({low:+.5f} to {high:+.5f})"
 
 
 def tables(found: dict[tuple[str, str], dict[str, Outcome]]) -> Iterator[str]:
     """Return the tables, one per network and device."""
     for (name, device), outcomes in found.items():
-        rows = [row(search, one, outcomes["uniform"]) for search, one in outcomes.items()]
+        rows = [row(search, one, outcomes) for search, one in outcomes.items()]
         yield from (f"## {name} on {device}", "", "| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|", *rows, "")
 
 
@@ -172,6 +211,7 @@ def main() -> None:
     parser.add_argument("--searches", default=",".join(SEARCHES))
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--search-seconds", type=float)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     end = time.perf_counter() + given.seconds
@@ -182,7 +222,7 @@ def main() -> None:
             for search in ("uniform", *(s for s in given.searches.split(",") if s)):
                 one = kept(name, device, search, given.keep)
                 if one is None and time.perf_counter() < end:
-                    one = measured(name, device, search, given.keep)
+                    one = measured(name, device, search, given.keep, given.search_seconds)
                 outcomes |= {} if one is None else {search: one}
             found |= {(name, device): outcomes} if "uniform" in outcomes else {}
     lines = [
@@ -193,9 +233,11 @@ def main() -> None:
         f"--searches {given.searches}`.",
         "",
         "`start`, `result`: loss on the search samples, before recovery. `met`: whether the search alone meets the "
-        "default objective. `held out`: loss on samples that no decision has seen. `recovered`: after "
-        "`recover=default`. The last column: difference of the held-out losses after recovery, with its 95 % interval "
-        "over paired samples. `equal` if the interval holds 0.",
+        "default objective. `to greedy's loss`: evaluations until the loss was at most the one that greedy ends with. "
+        "`held out`: loss on samples that no decision has seen. `recovered`: after "
+        "`recover=default`. `beside greedy`: difference of the held-out losses, before recovery, from those of greedy, "
+        "with its 95 % interval over paired samples. `equal` if the interval holds 0. The last column: the same after "
+        "recovery, from the start after recovery.",
         "",
         *tables(found),
     ]

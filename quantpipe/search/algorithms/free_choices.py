@@ -1,12 +1,13 @@
 """Choices that cost nothing (`Choice.free`: ranges): find the options with the lowest loss, all else unchanged.
 
-Two ways: one choice after the other, each improvement kept at once; or each option alone, then the best of all together
-and back again where that is too much. The second way needs about one evaluation per option.
+Two ways: `settled` asks every option of each choice and repeats this until nothing is better. `settled_in_turns` takes
+the first better option of each choice, then tries again what lost little. It needs less than half of the evaluations.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.objective import Objective
@@ -15,8 +16,14 @@ from quantpipe.types import ChoiceSpace, Point, Score
 ENOUGH = 0.95
 """A pass that leaves more than this share of the loss is the last one."""
 
-_HALVINGS = 4
-"""Of how many changes are taken together, at most."""
+_HOPELESS = 2.0
+"""An option that lost more than so many times what is left to lose is not tried again."""
+
+_UNTRIED = 0.3
+"""What an option that was not tried is expected to lose, as a share of what is left to lose."""
+
+_LEAST_TURNS = 4
+"""Options in a row that gain nothing before the search for more ends, at least."""
 
 
 def free(space: ChoiceSpace) -> list[int]:
@@ -52,52 +59,69 @@ def settled(
     return point, score
 
 
-def settled_together(
+def settled_in_turns(
     space: ChoiceSpace, evaluate: Evaluate, objective: Objective, point: Point, *, score: Score
 ) -> tuple[Point, Score]:
-    """Return the point with free choices at other options, found from what each option gains alone.
+    """Return the point with free choices at better options, found with about one evaluation per option.
 
-    All options that gain are taken together, then the better half of them, and so on. From the best of these points
-    the others are taken one at a time, the largest gain first. Arguments and result are as in `settled`.
+    One pass takes of each choice the first option that is better. After it, single options are tried again, those
+    first that lost least. It ends when half as many as there are choices gained nothing in a row. Arguments and result
+    are as in `settled`.
     """
-    gains = _gains(space, evaluate, objective, point, score=score)
-    taken, best = 0, (point, score)
-    for count in _halves(len(gains)):
-        together = point
-        for i, option in gains[:count]:
-            together = changed(together, i, option)
-        (attempt,) = evaluate([together])
-        if objective.better(attempt, best[1]):
-            taken, best = count, (together, attempt)
-    for i, option in gains[taken:]:
-        other = changed(best[0], i, option)
-        (attempt,) = evaluate([other], incumbent=best[1])
-        if objective.better(attempt, best[1]):
-            best = (other, attempt)
-    return best
+    turns = _Turns(evaluate, objective, point, score)
+    choices = free(space)
+    for i in choices:
+        turns.first_better(i, [o for o in range(len(space.choices[i].options)) if o != point[i]])
+    turns.again(max(_LEAST_TURNS, len(choices) // 2))
+    return turns.point, turns.score
 
 
-def _gains(
-    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, point: Point, *, score: Score
-) -> list[tuple[int, int]]:
-    """(choice, option) of the best option of each free choice that is better alone, the largest gain first."""
-    asked = [(i, o) for i in free(space) for o in range(len(space.choices[i].options)) if o != point[i]]
-    scores = evaluate([changed(point, i, o) for i, o in asked])
-    best: dict[int, tuple[Score, int]] = {}
-    for (i, option), attempt in zip(asked, scores, strict=True):
-        if objective.better(attempt, best[i][0] if i in best else score):
-            best[i] = (attempt, option)
-    order = sorted(best, key=lambda i: -best[i][0].value if math.isfinite(best[i][0].value) else math.inf)
-    return [(i, best[i][1]) for i in order]
+@dataclass
+class _Turns:
+    """Hold the best point so far, and what each option lost that was tried alone beside it."""
 
+    evaluate: Evaluate
+    objective: Objective
+    point: Point
+    score: Score
+    lost: dict[tuple[int, int], float] = field(default_factory=dict)
 
-def _halves(count: int) -> list[int]:
-    """The counts that are tried together: all, half of them, a quarter, down to one."""
-    found: list[int] = []
-    while count and len(found) < _HALVINGS:
-        found.append(count)
-        count //= 2
-    return found
+    def first_better(self, choice: int, options: list[int]) -> None:
+        """Take the first of these options that is better; those behind it are expected to lose a little."""
+        for place, option in enumerate(options):
+            if self._takes(choice, option):
+                left = self.objective.reference_value - self.score.value
+                self.lost |= {(choice, other): _UNTRIED * left for other in options[place + 1 :]}
+                return
+
+    def again(self, most: int) -> None:
+        """Try single options, the smallest known loss first, until so many in a row gained nothing."""
+        fruitless, tried = 0, set[tuple[int, int]]()
+        while fruitless < most:
+            limit = _HOPELESS * (self.objective.reference_value - self.score.value)
+            waiting = [
+                (lost, key)
+                for key, lost in self.lost.items()
+                if key not in tried and self.point[key[0]] != key[1] and lost <= limit
+            ]
+            if not waiting:
+                return
+            _, key = min(waiting)
+            tried.add(key)
+            before = self.point[key[0]]
+            fruitless += 1
+            if self._takes(*key):
+                self.lost[key[0], before] = 0.0
+                fruitless, tried = 0, {key}
+
+    def _takes(self, choice: int, option: int) -> bool:
+        other = changed(self.point, choice, option)
+        (attempt,) = self.evaluate([other], incumbent=self.score)
+        if self.objective.better(attempt, self.score):
+            self.point, self.score = other, attempt
+            return True
+        self.lost[choice, option] = self.score.value - attempt.value
+        return False
 
 
 def _worth_a_pass(before: Score, after: Score, objective: Objective) -> bool:

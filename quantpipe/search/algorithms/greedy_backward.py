@@ -10,7 +10,7 @@ import numpy as np
 from quantpipe.option_checks import number
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
-from quantpipe.search.algorithms.free_choices import settled_together
+from quantpipe.search.algorithms.free_choices import settled_in_turns
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -38,13 +38,13 @@ class GreedyBackward:
         within_tolerance = objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE
         first = space.start
         if within_tolerance and not objective.feasible(score):
-            first, start = settled_together(space, evaluate, objective, point, score=score)
+            first, start = settled_in_turns(space, evaluate, objective, point, score=score)
         elif objective.open_ended:
-            first, start = settled_together(space, evaluate, objective, first, score=start)
+            first, start = settled_in_turns(space, evaluate, objective, first, score=start)
         point, score = self._raised(space, evaluate, objective, first, start=start)
         best = max(((first, start), (point, score)), key=lambda found: objective.key(found[1]))
         if not objective.open_ended:
-            settled_together(space, evaluate, objective, best[0], score=best[1])
+            settled_in_turns(space, evaluate, objective, best[0], score=best[1])
 
     def _raised(
         self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score

@@ -1,7 +1,8 @@
 """A model of the model: gradient-boosted trees over the choices predict the loss, and what they like best is evaluated.
 
-The trees are scikit-learn's HistGradientBoostingRegressor; costs, which nearly add up, are predicted linearly. After
-each batch both are fitted again to everything that was evaluated.
+Choices that cost nothing begin with a linear model, which learns from fewer points. The trees are scikit-learn's
+HistGradientBoostingRegressor; costs, which nearly add up, are predicted linearly. After each batch both are fitted
+again to everything that was evaluated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from quantpipe.option_checks import integer, number
 from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.algorithms.free_choices import free
 from quantpipe.search.algorithms.levels import levels, mutated, unseen
+from quantpipe.search.algorithms.linear_model import drawn
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -23,13 +26,18 @@ _SHARES = (0.0, 0.02, 0.05, 0.1, 0.3)
 
 _PARENTS = 8
 
+_PER_OPTION = 2
+"""Points of the linear model, at most, per option of the choices that cost nothing."""
+
 
 @dataclass(frozen=True)
 class Surrogate:
     """Levels of equal precision, random neighbours of the best of them, then `batch` points at a time by the trees.
 
-    Of `pool` candidates (changed and crossed good points) the ones of the best predicted score are evaluated, and of
-    each batch one that is only random, so that the trees see more than what they like.
+    Where less loss is what counts, choices that cost nothing (ranges) come first, one point at a time by a linear
+    model, up to two points per option. Of `pool` candidates (changed and crossed good points) the ones of the best
+    predicted score are evaluated, and of each batch one that is only random, so that the trees see more than what they
+    like.
     """
 
     batch: int = 8
@@ -47,6 +55,7 @@ class Surrogate:
         first = list(dict.fromkeys((*levels(space), *space.begin)))
         known = dict(zip(first, evaluate(first), strict=True))
         start = known[space.start]
+        self._settle(space, evaluate, objective, known, rng=rng)
         while len(known) < space.size:
             view = _view(objective, rng)
             energies = {p: view.energy(score, start) for p, score in known.items()}
@@ -56,6 +65,35 @@ class Surrogate:
             else:
                 batch = self._promising(space, view, ranked, known, start=start, rng=rng)
             known |= dict(zip(batch, evaluate(batch), strict=True))
+
+    def _settle(
+        self,
+        space: ChoiceSpace,
+        evaluate: Evaluate,
+        objective: Objective,
+        known: dict[Point, Score],
+        *,
+        rng: np.random.Generator,
+    ) -> None:
+        """Measure points that a linear model draws for the choices that cost nothing, while less loss is what counts.
+
+        That is until the objective is met, or to the end where nothing else can be chosen.
+        """
+        choices = free(space)
+        if objective.form is ObjectiveForm.PARETO or not choices:
+            return
+        priced = any(len(c.options) > 1 and not c.free for c in space)
+        bounded = objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE
+        base = max(known, key=lambda point: objective.key(known[point]))
+        score = known[base]
+        for _ in range(_PER_OPTION * sum(len(space.choices[i].options) - 1 for i in choices)):
+            if priced and (not bounded or objective.feasible(score)):
+                return
+            point = drawn(space, choices, known, objective, base=base, rng=rng)
+            if point is None:
+                return
+            (score,) = evaluate([point])
+            known[point] = score
 
     def _neighbours(
         self, space: ChoiceSpace, parents: list[Point], known: dict[Point, Score], rng: np.random.Generator
