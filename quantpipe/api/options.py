@@ -19,6 +19,7 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.data import GivenDataset
 from quantpipe.data.user_functions import name_of
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.extend import Extension, install_given
 from quantpipe.pipeline.settings import Settings
 from quantpipe.types import HardwareSpec
 
@@ -69,7 +70,7 @@ class Options(TypedDict, total=False):
         bodies: Whether bodies of If, Loop and Scan are written out (`model.bodies`).
         keep: What of a model that is quantized already is kept (`import.keep` on the command line).
         pick: Which point of a Pareto front is taken.
-        plugins: Packages that `_target_` may name.
+        plugins: Packages that `_target_` may name; or extensions as objects, with ops, patterns and calibrators.
         seed: Everything random follows from it.
         strict: Reject ops that no rule knows, and raise TargetError where the objective is missed.
         strategy: The file of a strategy (`strategy.json` of a run), which is realized instead of a search; or a log of
@@ -103,7 +104,7 @@ class Options(TypedDict, total=False):
     recurrent: str
     bodies: str
     pick: str
-    plugins: Sequence[str]
+    plugins: Sequence[str | Extension]
     seed: int
     strategy: str | os.PathLike[str]
     strict: bool
@@ -140,6 +141,8 @@ def settings_for(
     given["model"] |= {key: options[key] for key in OF_MODEL if options.get(key) is not None}
     given |= {"import": {"keep": options["keep"]}} if options.get("keep") is not None else {}
     given |= _replay(options.get("strategy"), options.get("trial"))
+    if (plugins := given.get("plugins")) is not None and not isinstance(plugins, str):
+        given["plugins"] = [install_given(one) if isinstance(one, Extension) else one for one in plugins]
     objects: dict[str, Any] = {"dataset": _dataset(samples, options.get("dataset"))}
     if (function := _function(given.get("objective"))) is not None:
         objects["value_of"] = function

@@ -86,9 +86,12 @@ def package_of(name: str) -> str:
     return _KNOWN.owners[name]
 
 
-def installed() -> tuple[tuple[str, str], ...]:
-    """Return (package, source) of all that is installed: what another process needs for `ensure`."""
-    return tuple((found.package, found.source) for found in _KNOWN.packages.values())
+def installed() -> tuple[tuple[str, str | Extension], ...]:
+    """Return (package, source) of all that is installed: what another process needs for `ensure`.
+
+    The source of an extension that was given as an object is the object itself.
+    """
+    return tuple((found.package, found.source or found.extension) for found in _KNOWN.packages.values())
 
 
 def install(packages: Sequence[str]) -> None:
@@ -106,11 +109,27 @@ def install(packages: Sequence[str]) -> None:
             install_object(package, entry.value, _imported(package, entry.value))
 
 
-def ensure(sources: Sequence[tuple[str, str]]) -> None:
+def ensure(sources: Sequence[tuple[str, str | Extension]]) -> None:
     """Install, in another process, what the first one has."""
     for package, source in sources:
-        if package not in _KNOWN.packages:
+        if isinstance(source, Extension):
+            install_given(source)
+        elif package not in _KNOWN.packages:
             install_object(package, source, _imported(package, source))
+
+
+def install_given(extension: Extension) -> str:
+    """Install an extension that no package has, and return the name it is known by: what it adds.
+
+    It replaces one of the same name. Raises ConfigError as `install_object` does.
+    """
+    added = [*(qualified(op.domain, op.name) for op in extension.ops), *extension.forms, *extension.calibrators]
+    name = f"given: {', '.join(map(str, added))}"
+    known = _KNOWN.packages.get(name)
+    if known is not None and known.extension is not extension:
+        forget(name)
+    install_object(name, "", extension)
+    return name
 
 
 def install_object(package: str, source: str, found: Any) -> None:
@@ -145,7 +164,7 @@ def install_object(package: str, source: str, found: Any) -> None:
 
 
 def forget(package: str) -> None:
-    """Take an extension away again (for tests)."""
+    """Take an extension away again."""
     found = _KNOWN.packages.pop(package, None)
     _KNOWN.calibrators = [c for c in _KNOWN.calibrators if c[0] != package]
     for op in found.extension.ops if found is not None else ():

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import cloudpickle
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 
 import quantpipe
+from quantpipe import extend
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.errors import ArtifactError, ConfigError, DataError, ModelError
+from quantpipe.extend import Extension, Layer, LayerDecision
 from quantpipe.types import Range, TensorSchema, TensorStats
 from tests.api.nets import QUICK, images, small_net
 
@@ -108,6 +111,46 @@ def test_the_simulated_model_runs_with_the_integers_of_the_realized_one(device: 
     ):
         with pytest.raises(error, match=said):
             simulated(bad)
+
+
+def halves(layer: Layer) -> LayerDecision:
+    return LayerDecision({t: Range(0.5 * r.low, 0.5 * r.high) for t, r in layer.ranges.items() if t in layer.open})
+
+
+def quarters(layer: Layer) -> LayerDecision:
+    return LayerDecision({t: Range(0.25 * r.low, 0.25 * r.high) for t, r in layer.ranges.items() if t in layer.open})
+
+
+def test_calibrators_may_be_objects() -> None:
+    """Without a package; another object of the same patterns takes the place of the first."""
+    given: dict[str, Any] = {"precision": "none", "recover": "none", "executor": "serial", "evaluate": QUICK}
+    whole, found = ranges("max_range"), {}
+    names = set()
+    try:
+        for calibrator in (halves, quarters):
+            extension = Extension(calibrators={"Conv": calibrator})
+            options = {**given, "threshold": "max_range", "plugins": [extension]}
+            with quantpipe.Pipeline(small_net(), images(), "ort_cpu", **options) as pipeline:
+                found[calibrator] = dict(pipeline.search().strategy.ranges)
+                names |= {*pipeline.settings.config["plugins"]}
+    finally:
+        extend.forget("given: Conv")
+    assert names == {"given: Conv"} and not extend.has_calibrators()
+    changed = {key for key in whole if found[halves][key] != whole[key]}
+    assert changed and all(found[halves][key].high == whole[key].high / 2 for key in changed)
+    assert all(found[quarters][key].high == whole[key].high / 4 for key in changed)
+
+
+def test_another_process_gets_the_object() -> None:
+    extension = Extension(calibrators={"Conv": halves})
+    try:
+        extend.install_given(extension)
+        sources = cloudpickle.loads(cloudpickle.dumps(extend.installed()))
+        extend.forget("given: Conv")
+        extend.ensure(sources)
+        assert extend.has_calibrators()
+    finally:
+        extend.forget("given: Conv")
 
 
 @dataclass(frozen=True, eq=False)
