@@ -174,13 +174,14 @@ def _run(run: Found, label: str, name: str) -> ComparedRun:
         "figures": found,
         "interval": list((report.get("intervals") or {}).get("realized") or []) or None,
         "metric": (report.get("search") or {}).get("metric"),
-        "trace": _trace(report.get("search") or {}),
+        "trace": _trace(report.get("search") or {}, "trace"),
+        "trace_cost": _trace(report.get("search") or {}, "trace_cost"),
     }
 
 
-def _trace(search: Mapping[str, Any]) -> list[list[float]]:
-    """Return [candidates tried, best value so far] of a search, from its first candidate to its last one."""
-    found = [[number + 1, value] for number, value in search.get("trace") or ()]
+def _trace(search: Mapping[str, Any], key: str) -> list[list[float]]:
+    """Return [candidates tried, number of the best so far] of a search, from its first candidate to its last one."""
+    found = [[number + 1, value] for number, value in search.get(key) or ()]
     return [*found, [search["evaluations"], found[-1][1]]] if found else []
 
 

@@ -90,7 +90,25 @@ def file_report(
     tracker.log_metrics({name: value for name, value in numbers.items() if name not in judged})
     curves = [step["curve"] for step in report["recover"] if "curve" in step]
     tracker.log_curve([(epoch + 1, {"train/loss": loss}) for curve in curves for epoch, loss in enumerate(curve)])
+    tracker.log_curve(best_so_far(report["search"]))
     tracker.set_tags(_findings(report))
+
+
+def best_so_far(search: Mapping[str, Any]) -> list[tuple[int, dict[str, float]]]:
+    """Return value and cost of the best candidate so far, from the first candidate to the last one.
+
+    Each entry holds the number of candidates tried, and the two numbers. Empty where one candidate was tried.
+    """
+    values, costs = search.get("trace") or (), search.get("trace_cost") or ()
+    found = [
+        (int(number) + 1, {"search/best_value": value, "search/best_cost": cost})
+        for (number, value), (_, cost) in zip(values, costs, strict=True)
+        if value is not None and cost is not None
+    ]
+    tried = int(search.get("evaluations") or 0)
+    if tried < 2 or not found:
+        return []
+    return found if found[-1][0] >= tried else [*found, (tried, found[-1][1])]
 
 
 def _numbers(report: RunReport) -> dict[str, float | None]:

@@ -159,10 +159,13 @@ def compare_page(report: CompareReport) -> str:
 
 
 def _searches(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
-    """Return (metric, figure) of the searches of runs, one figure per metric."""
+    """Return (name, figure) of the searches of runs: one per metric, and one of costs where a search changed them."""
     metrics = dict.fromkeys(run["metric"] for run in runs if run["metric"])
     drawn = {m: course.curves({r["label"]: r["trace"] for r in runs if r["metric"] == m}, m) for m in metrics}
-    return [(metric, figure) for metric, figure in drawn.items() if figure is not None]
+    costs = {run["label"]: run["trace_cost"] for run in runs}
+    if any(len({cost for _, cost in trace}) > 1 for trace in costs.values()):
+        drawn["cost"] = course.curves(costs, "cost")
+    return [(name, figure) for name, figure in drawn.items() if figure is not None]
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 class ComparedRun(TypedDict):
     """One of the runs that are compared. `problem`: why there is no report; its figures are then empty.
 
-    `trace`: [candidates tried, best value so far] of its search, in `metric`.
+    `trace`: [candidates tried, best value so far] of its search, in `metric`; `trace_cost`: likewise with its cost.
     """
 
     label: str
@@ -20,6 +20,7 @@ class ComparedRun(TypedDict):
     interval: list[float] | None
     metric: str | None
     trace: list[list[float]]
+    trace_cost: list[list[float]]
 
 
 class DifferenceRow(TypedDict):

@@ -17,6 +17,7 @@ from quantpipe.app.compare_command import found_runs, jobs_of, write
 from quantpipe.data import DigitsDataset
 from quantpipe.errors import QuantpipeError
 from quantpipe.pipeline.compare import Found, compare, found_in
+from quantpipe.pipeline.log_run import best_so_far
 from quantpipe.report import compare_note, compare_page, compared
 from quantpipe.report.compared import beside
 
@@ -247,3 +248,23 @@ def test_searches_are_drawn_together() -> None:
     assert all(f">{label}</text>" in drawn for label in "ABC") and ">D</text>" not in drawn
     assert "stroke-dasharray" in drawn
     assert '<section id="searches">' not in compare_page(compare(runs[2:]))
+
+
+def test_costs_are_drawn_where_a_search_lowered_one() -> None:
+    runs = [made("greedy"), made("random")]
+    for run, last in zip(runs, (700, 1000), strict=True):
+        trace, costs = [[0, -0.01], [9, -0.02]], [[0, 1000.0], [9, float(last)]]
+        run.report["search"].update(metric="kl", trace=trace, trace_cost=costs, evaluations=20)
+    assert 'aria-label="cost of the best candidate so far, per run"' in compare_page(compare(runs))
+    runs[0].report["search"]["trace_cost"] = [[0, 1000.0], [9, 1000.0]]
+    assert "cost of the best candidate so far" not in compare_page(compare(runs))
+
+
+def test_mlflow_gets_the_best_so_far_at_the_number_of_candidates() -> None:
+    search = {"trace": [[0, -0.05], [7, -0.02]], "trace_cost": [[0, 9.0], [7, 8.0]], "evaluations": 40}
+    steps = best_so_far(search)
+    assert [(step, *found.values()) for step, found in steps] == [(1, -0.05, 9.0), (8, -0.02, 8.0), (40, -0.02, 8.0)]
+    assert [step for step, _ in best_so_far({**search, "evaluations": 8})] == [1, 8]
+    assert best_so_far({**search, "evaluations": 1}) == [] == best_so_far({})
+    broken = {**search, "trace": [[0, None], [7, -0.02]]}
+    assert [step for step, _ in best_so_far(broken)] == [8, 40]

@@ -52,6 +52,9 @@ def test_one_parent_and_a_child_for_each_job(program: Program) -> None:
         assert {a.path for a in client.list_artifacts(child.info.run_id)} >= {"evaluate", "realize", "search"}
         steps = client.get_metric_history(child.info.run_id, "search/tried_value")
         assert len(steps) == child.data.metrics["search/evaluations"]
+        best = client.get_metric_history(child.info.run_id, "search/best_value")
+        values = [found.value for found in sorted(best, key=lambda found: found.step)]
+        assert len(steps) == 1 or values == sorted(values)
     local = client.download_artifacts(children[0].info.run_id, "evaluate/report.json", str(program.cwd))
     assert json.loads(Path(local).read_text())["agreement"]["differing"] == 0
     assert len(list(program.cwd.glob("outputs/*/*/[0-3]/evaluate/report.json"))) == 4
