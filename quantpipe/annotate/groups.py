@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from quantpipe.annotate.constraints import WHERE
 from quantpipe.annotate.disjoint import DisjointSets
+from quantpipe.annotate.edge_copies import is_copy
 from quantpipe.annotate.fixed_operands import rescales as can_rescale
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
@@ -133,10 +134,13 @@ def scale_groups(
 
 
 def joins(kernels: Sequence[Kernel], spec: HardwareSpec) -> tuple[Kernel, ...]:
-    """Return the kernels that join several stored tensors at one scale, on a device that rescales stored integers."""
+    """Return the kernels that join several stored tensors at one scale, on a device that rescales stored integers.
+
+    Copies of a tensor for one reader are among them: they have one operand, and the scale of the tensor.
+    """
     if not can_rescale(spec):
         return ()
-    found = (k for k in kernels if len(k.operands) > 1 and k.form is Form.QUANTIZED)
+    found = (k for k in kernels if (len(k.operands) > 1 or is_copy(k.node)) and k.form is Form.QUANTIZED)
     return tuple(k for k in found if OP_RULES[k.op].family is Family.MOVE and not all(o.rescaled for o in k.operands))
 
 

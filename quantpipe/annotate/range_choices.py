@@ -20,17 +20,29 @@ FACTORS: Mapping[str, float] = MappingProxyType({HALVED: 0.5, DOUBLED: 2.0, NARR
 """What an option multiplies the estimated range by."""
 
 
+PERCENTILE, OUTPUT_ERROR = "percentile", "output_error"
+"""What other estimators give, at their defaults; offered where `annotate.choices` has `estimators`."""
+
+OTHERS = (PERCENTILE, OUTPUT_ERROR)
+
+
 def range_key(name: str) -> str:
     """Return the key of the choice of a range: of a scale group by its first tensor, or of a weight."""
     return choice_key(ChoiceKind.RANGE, name)
 
 
-def range_options(schema: TensorSchema, site: ScaleGroup | WeightSite) -> tuple[str, ...]:
+def range_options(schema: TensorSchema, site: ScaleGroup | WeightSite, *, estimators: bool = False) -> tuple[str, ...]:
     """Return the ranges that are worth trying under a schema, the estimated one first.
 
     Scales that are powers of two differ by one exponent at least. A weight is known whole, so nothing is wider than
-    its values.
+    its values. With `estimators`, those of other estimators follow; outliers of a weight are no tail of samples, so it
+    has no percentile.
     """
+    return (*_scaled(schema, site), *((OTHERS if isinstance(site, ScaleGroup) else (OUTPUT_ERROR,)) * estimators))
+
+
+def _scaled(schema: TensorSchema, site: ScaleGroup | WeightSite) -> tuple[str, ...]:
+    """The estimated range, and those that are a factor of it or everything that was seen."""
     if schema.power_of_two is not PowerOfTwo.NONE:
         return (ESTIMATED, HALVED, DOUBLED, WHOLE) if isinstance(site, ScaleGroup) else (ESTIMATED, HALVED, DOUBLED)
     return (ESTIMATED, NARROWER, WIDER, WHOLE) if isinstance(site, ScaleGroup) else (ESTIMATED, NARROWER, WHOLE)
@@ -53,7 +65,7 @@ def ranges_of(
 
     `reference`: the topology whose groups the choices are about (None: this one).
     """
-    chosen = {key: str(o) for key, o in assignment.items() if o in FACTORS or o == WHOLE}
+    chosen = {key: str(o) for key, o in assignment.items() if o in FACTORS or o in (WHOLE, *OTHERS)}
     if not chosen:
         return {}
     owners = {group.key: owner_of(group, reference) for group in topology.groups}

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
+from quantpipe.annotate.edge_copies import EDGES, is_copy
 from quantpipe.annotate.groups import joins
 from quantpipe.annotate.half import half_tensors
 from quantpipe.annotate.range_choices import ranges_of
@@ -63,18 +64,20 @@ class Topologies:
         options: AnnotateOptions,
         *,
         floatable: Collection[str] = (),
+        forms: bool = True,
     ) -> None:
         """Take what `analyze` takes.
 
         `floatable`: Nodes of `may_float` and `may_host` that may be left in float by choice, whatever
-        `annotate.choices` asks for.
+        `annotate.choices` asks for. `forms`: Whether `auto` offers the forms of additions in integers.
         """
         self._given = (graph, spec, schema, options)
-        self._floatable = frozenset(floatable)
+        self._floatable, self._forms = frozenset(floatable), forms and AUTO in options.choices
         self._kept: LRUCache[Structure, Topology] = LRUCache(KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given, "_floatable": self._floatable, "_kept": LRUCache(KEPT)}
+        given = {"_given": self._given, "_floatable": self._floatable, "_forms": self._forms}
+        return {**given, "_kept": LRUCache(KEPT)}
 
     @property
     def graph(self) -> Graph:
@@ -90,12 +93,25 @@ class Topologies:
     def reference(self) -> Topology:
         """Return the topology in which the most runs in integers.
 
-        In it every addition takes both operands stored, where it may.
+        In it every addition takes both operands stored, where it may, and every copy of a tensor for one reader has a
+        scale and bits of its own.
         """
         spec = self._given[1]
-        if spec.add_inputs is AddInputs.BOTH or AddInputs.BOTH not in spec.add_variants:
-            return analyze(*self._given)
-        return analyze(*self._given, structure=self._all_sums(AddInputs.BOTH))
+        sums = spec.add_inputs is not AddInputs.BOTH and AddInputs.BOTH in spec.add_variants
+        decided = [*(self._all_sums(AddInputs.BOTH).decided if sums else ()), *self._own_copies]
+        return analyze(*self._given, structure=Structure(tuple(decided)))
+
+    @property
+    def _own_copies(self) -> list[tuple[str, str]]:
+        """Copies of tensors for one reader, each decided to have a scale of its own."""
+        graph, spec, *_ = self._given
+        copies = [node.name for node in graph.nodes if is_copy(node.name)]
+        kernels = joins(analyze(*self._given).kernels, spec) if copies else ()
+        return [(choice_key(ChoiceKind.RESCALE, k.node), OWN) for k in kernels if is_copy(k.node)]
+
+    @property
+    def _rescales(self) -> bool:
+        return not {ChoiceKind.RESCALE.value, EDGES}.isdisjoint(self._given[3].choices)
 
     def at(self, structure: Structure) -> Topology:
         """Return the topology of a structure.
@@ -164,10 +180,12 @@ class Topologies:
             if k.node in self._floatable and (c := self._float_choice(k)).key not in known
         ]
         if ChoiceKind.ADD in kinds:
-            found += self._add_choices()
+            found += self._add_choices(self._given[1].add_variants)
+        elif self._forms:
+            found += self._add_choices(tuple(t for t in self._given[1].add_variants if t is not AddInputs.NONE))
         if ChoiceKind.GRANULARITY in kinds:
             found += self._granularity_choices()
-        if ChoiceKind.RESCALE in kinds:
+        if self._rescales:
             found += self._rescale_choices()
         return tuple(found)
 
@@ -185,7 +203,7 @@ class Topologies:
                 if rule is not None and rule.family is Family.MOVE and self._real(node.outputs[0]):
                     ports = rule.activations(node, self._given[0])
                     known |= dict.fromkeys([*(node.inputs[p] for p in ports), node.outputs[0]])
-        if ChoiceKind.RESCALE in self._given[3].choices:
+        if self._rescales:
             known |= dict.fromkeys(t for k in self._joins for t in (*(o.tensor for o in k.operands), k.output))
         return tuple(t for t in known if not self._given[0].is_constant(t))
 
@@ -276,16 +294,15 @@ class Topologies:
         key = choice_key(ChoiceKind.FLOAT, kernel.node)
         return Choice(key, ChoiceKind.FLOAT, (INTEGER, FLOAT), self._edges(kernel), graded=False)
 
-    def _add_choices(self) -> list[Choice]:
-        spec, sums = self._given[1], self._sums
-        found = []
-        joined = set()
-        if AddInputs.RESIDUAL_ONLY in spec.add_variants:
+    def _add_choices(self, forms: tuple[AddInputs, ...]) -> list[Choice]:
+        """Return a choice among some forms for each addition that has at least two of them."""
+        sums, found, joined = self._sums, list[Choice](), set[str]()
+        if len(forms) > 1 and AddInputs.RESIDUAL_ONLY in forms:
             # Each addition for itself: an accumulator that is handed on has one reader.
             handing_on = analyze(*self._given, structure=self._all_sums(AddInputs.RESIDUAL_ONLY))
             joined = {k.node for k in handing_on.kernels if any(o.form is Form.RAW for o in k.operands)}
         for kernel in self.reference.kernels:
-            legal = [t for t in spec.add_variants if t is not AddInputs.RESIDUAL_ONLY or kernel.node in joined]
+            legal = [t for t in forms if t is not AddInputs.RESIDUAL_ONLY or kernel.node in joined]
             if kernel.node in sums and len(legal) > 1 and not self._touches_stated(kernel):
                 key, words = choice_key(ChoiceKind.ADD, kernel.node), tuple(t.value for t in legal)
                 found.append(Choice(key, ChoiceKind.ADD, words, self._edges(kernel), graded=False))
@@ -338,9 +355,12 @@ class Topologies:
     @cached_property
     def _joins(self) -> tuple[Kernel, ...]:
         """Return the kernels whose operands may be rescaled by choice; those of caches may not."""
-        cached = {name for site in self.reference.caches for name in site.nodes}
-        found = (k for k in joins(self.reference.kernels, self._given[1]) if k.node not in cached)
-        return tuple(k for k in found if not self._touches_stated(k))
+        _, spec, _, options = self._given
+        given = analyze(*self._given)
+        cached = {name for site in given.caches for name in site.nodes}
+        found = [k for k in joins(given.kernels, spec) if k.node not in cached and not self._touches_stated(k)]
+        asked = ChoiceKind.RESCALE in options.choices or EDGES not in options.choices
+        return tuple(k for k in found if is_copy(k.node) or asked)
 
     def _rescale_choices(self) -> list[Choice]:
         keys, kind = {k: choice_key(ChoiceKind.RESCALE, k.node) for k in self._joins}, ChoiceKind.RESCALE

@@ -31,6 +31,9 @@ from quantpipe.types import (
 )
 from quantpipe.types.choice_key import ChoiceKind
 
+ESTIMATORS = "estimators"
+"""The kind in `annotate.choices` that offers ranges by other estimators."""
+
 
 @dataclass(frozen=True, eq=False)
 class RangeOffer:
@@ -47,12 +50,14 @@ class RangeOffer:
 
     def options(self, topology: Topology) -> Mapping[str, Sequence[str]]:
         """Return the options of each range that is free, by key of the scale group or weight; the estimated first."""
-        if AUTO not in self.kinds and ChoiceKind.RANGE not in self.kinds:
+        if {AUTO, ChoiceKind.RANGE.value, ESTIMATORS}.isdisjoint(self.kinds):
             return {}
-        found = {w.key: range_options(self.schema.weights, w) for w in topology.weights if self._free(w, (w.tensor,))}
+        others = ESTIMATORS in self.kinds
+        weights = [w for w in topology.weights if self._free(w, (w.tensor,))]
+        found = {w.key: range_options(self.schema.weights, w, estimators=others) for w in weights}
         if not self.stepped:
             groups = [g for g in topology.groups if g.key not in self.searched and self._free(g, g.tensors)]
-            found |= {group.key: range_options(self.schema.activations, group) for group in groups}
+            found |= {g.key: range_options(self.schema.activations, g, estimators=others) for g in groups}
         return found
 
     def _free(self, site: ScaleGroup | WeightSite, tensors: Sequence[str]) -> bool:
@@ -85,7 +90,8 @@ def _narrowed(space: ChoiceSpace, topology: Topology, table: ThresholdTable, sch
         kept: dict[object, OptionValue] = {}
         for option in choice.options:
             strategy = table.strategy({**start, choice.key: option})
-            kept.setdefault(_grid(site, strategy, schema), option)
+            grid = _grid(site, strategy, schema)
+            kept.setdefault(option if grid is None else grid, option)  # None: stored in another topology alone
         narrowed.append(Choice(choice.key, choice.kind, tuple(kept.values()), choice.edges, graded=False))
     return narrowed
 

@@ -65,6 +65,8 @@ class ThresholdTable:
         self._graph, self._topology, self._schema = graph, topology, schema
         self._estimator, self._weight_method = estimator, weight_method
         self._variants = variants
+        self.others: dict[str, ThresholdTable] = {}
+        """Option of a range -> the table of the estimator that it names."""
         self._stats: dict[str, TensorStats] = dict(profile.tensors)
         self._reaches: dict[str, float | None] = {}
         self._ranges: dict[tuple[str, int, int | None], Range] = {}
@@ -93,7 +95,8 @@ class ThresholdTable:
         ranges = {}
         for group in topology.groups:
             option = chosen.get(group.key, ESTIMATED)
-            found = self.group_range(group, bits[group.key], whole=option == WHOLE_RANGE)
+            table = self.others.get(option, self)
+            found = table.group_range(group, bits[group.key], whole=option == WHOLE_RANGE)
             factor = 2.0 ** steps[group.key] * (clips[group.key] / 100) * FACTORS.get(option, 1.0)
             ranges[group.key] = Range(found.low * factor, found.high * factor)
         weights = {
@@ -139,8 +142,8 @@ class ThresholdTable:
 
     def _chosen_thresholds(self, site: WeightSite, bits: int, option: str) -> NDArray[np.float64]:
         """The thresholds of a weight by the option of its range; what is stated stays."""
-        if site.fixed is not None or option == ESTIMATED:
-            return self._thresholds(site, bits)
+        if site.fixed is not None or option == ESTIMATED or option in self.others:
+            return self.others.get(option, self)._thresholds(site, bits)
         if option == WHOLE_RANGE:
             return self._estimated(site, bits, whole=True)
         return self._thresholds(site, bits) * FACTORS[option]

@@ -110,8 +110,9 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
 
     The cycles are the sum of four parts. MACs are divided by the rate of the operands' width. Loaded bytes are divided
     by the bandwidth: weights in the types that they are stored in (32 bits in float), and `scale_bytes` for each of
-    their scales. Every kernel and every float node that computes values costs `launch_cycles`; fused clamps cost
-    nothing. A vector unit adds the steps of `vector_steps` where the hardware file describes them.
+    their scales. Every kernel, every operand that is rescaled in front of one, and every float node that computes
+    values costs `launch_cycles`; fused clamps cost nothing. A vector unit adds the steps of `vector_steps` where the
+    hardware file describes them.
 
     Channels are padded to `channel_block`. A width without a rate runs at the next wider one. An operand counts by its
     bits, or by its type where its kernel holds it in a wider type.
@@ -124,6 +125,9 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
         for n in graph.nodes
         if n.name not in inside and graph.dtypes.get(n.outputs[0], "float32") == "float32"
     }
+    for kernel in topology.kernels if spec.cost.launch_cycles else ():
+        rescaled = sum(operand.rescaled for operand in kernel.operands)
+        total[kernel.node] = total.get(kernel.node, 0.0) + rescaled * float(spec.cost.launch_cycles)
     for name, steps in vector_steps(topology, graph, spec).items():
         total[name] = total.get(name, 0.0) + steps
     device, costs = spec, _costs_of_sites(topology, spec)

@@ -127,7 +127,7 @@ def signature_of(kernel: Kernel, signatures: Sequence[OpSignature], types: Types
 
     It is the first signature with exactly the kernel's types, else the first one; None without signatures.
     """
-    read = [(o.port, o.tensor) for o in kernel.operands if o.form is Form.QUANTIZED]
+    read = [(o.port, o.tensor) for o in kernel.operands if o.form is Form.QUANTIZED and not o.rescaled]
     weight = OP_RULES[kernel.op].weight
     if kernel.weight is not None and weight is not None:
         read.append((weight, kernel.weight))
@@ -159,8 +159,10 @@ def _rows(kernel: Kernel, signatures: Sequence[OpSignature], own: Types) -> tupl
     """Return the signatures as types of this kernel's tensors, of the same signs as it has.
 
     A kernel whose present types no signature names has one row, these types: nothing is known of how it came to them.
+    An operand that is rescaled in front comes to the type of the result, so its own is free.
     """
-    read = {o.tensor: o.port for o in kernel.operands if o.form is Form.QUANTIZED and o.tensor in own}
+    stored = [o for o in kernel.operands if o.form is Form.QUANTIZED and not o.rescaled]
+    read = {o.tensor: o.port for o in stored if o.tensor in own}
     weight = OP_RULES[kernel.op].weight
     if kernel.weight is not None and weight is not None:
         read[kernel.weight] = weight

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from quantpipe import extend
+from quantpipe.annotate.range_choices import OUTPUT_ERROR
 from quantpipe.calibrate.decided import DecidedEstimator
+from quantpipe.calibrate.other_estimators import layer_estimator
 from quantpipe.pipeline.context import RunContext
 from quantpipe.plan import Problem
 from quantpipe.recover.layer_units import Choosing
@@ -15,12 +18,20 @@ from quantpipe.types import Profile
 
 def decide_layers(job: RunContext, profile: Profile) -> None:
     """Fill in the decisions of the run's calibrators, at the bits that a search begins with."""
-    if not isinstance(job.estimator, DecidedEstimator):
-        return
+    settings = job.settings
+    if isinstance(job.estimator, DecidedEstimator):
+        general = getattr(settings.estimator, "layer", None)
+        choosing = Choosing(general, f"threshold={type(settings.estimator).__name__}")
+        if general is not None or any(extend.calibrator_of(k.op) is not None for k in job.topology.kernels):
+            _decide(job, profile, choosing)
+    if OUTPUT_ERROR in job.others:
+        general = layer_estimator(settings.estimator).layer
+        _decide(replace(job, estimator=job.others[OUTPUT_ERROR], others={}), profile, Choosing(general, OUTPUT_ERROR))
+
+
+def _decide(job: RunContext, profile: Profile, choosing: Choosing) -> None:
+    """Fill the decisions of one calibrator into the job's estimator."""
     settings, table = job.settings, job.thresholds(profile)
-    choosing = Choosing(getattr(settings.estimator, "layer", None), f"threshold={type(settings.estimator).__name__}")
-    if choosing.general is None and all(extend.calibrator_of(k.op) is None for k in job.topology.kernels):
-        return
     started = time.perf_counter()
     found = calibrate_layers(
         Problem(job.graph, job.topology, settings.spec, settings.schema),

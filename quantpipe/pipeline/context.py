@@ -14,6 +14,7 @@ from quantpipe.artifacts import Origin, digest_json
 from quantpipe.calibrate.decided import refuse_as_rule, with_decisions
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.offered_ranges import RangeOffer, distinct
+from quantpipe.calibrate.other_estimators import other_estimators
 from quantpipe.calibrate.ruled import percents_of, ruled
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
@@ -90,13 +91,17 @@ class RunContext:
     """What the search begins with beside the most precise point."""
     offered: ChoiceSpace | None = None
     """The space before ranges that come to the same scale were left out; None: none was."""
+    others: dict[str, Estimator] = field(default_factory=dict)
+    """Option of a range -> the estimator that it names, where `annotate.choices` has `estimators`."""
     profile: str | None = None
     """Digest of the file that statistics are loaded from, if they are."""
 
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> RunContext:
         """Return the context of a run: its topologies, its choice space and its folder."""
-        variants = Topologies(inputs.graph, settings.spec, settings.schema, settings.annotate)
+        variants = Topologies(
+            inputs.graph, settings.spec, settings.schema, settings.annotate, forms=settings.search.weights == "nearest"
+        )
         estimator, rules = ruled(settings.estimator, settings.rules, inputs.graph, variants.reference)
         refuse_as_rule(settings.rules)
         estimator = with_decisions(estimator, settings.estimator)
@@ -112,6 +117,7 @@ class RunContext:
         files = RunFolder(settings.folder, console.warn)
         without = left_out(every, whole, space)
         job = cls(settings, inputs, console, files, variants, variants.base, space, whole, estimator)
+        job.others.update(other_estimators(settings.annotate.choices, settings.estimator))
         return replace(job, left_out=without, start=begin, profile=profile, rules=rules)
 
     def with_topology_of(self, strategy: Strategy) -> RunContext:
@@ -131,7 +137,10 @@ class RunContext:
         settings = self.settings
         variants, nodes, groups = self.variants, frozenset(floats), frozenset(wholes)
         if nodes:
-            variants = Topologies(self.graph, settings.spec, settings.schema, settings.annotate, floatable=nodes)
+            forms = settings.search.weights == "nearest"
+            variants = Topologies(
+                self.graph, settings.spec, settings.schema, settings.annotate, floatable=nodes, forms=forms
+            )
         known = {choice.key for choice in self.space}
         added = [choice for choice in variants.choices if choice.key not in known]
         added += [
@@ -170,12 +179,17 @@ class RunContext:
 
     def thresholds(self, profile: Profile) -> ThresholdTable:
         """Return the ranges and thresholds that the estimators of this run give, by statistics of its samples."""
+        table = self._table(profile, self.estimator)
+        table.others |= {option: self._table(profile, estimator) for option, estimator in self.others.items()}
+        return table
+
+    def _table(self, profile: Profile, estimator: Estimator) -> ThresholdTable:
         return ThresholdTable(
             self.graph,
             self.topology,
             self.settings.schema,
             profile,
-            estimator=self.estimator,
+            estimator=estimator,
             weight_method=self.settings.weight_method,
             variants=self.branches,
         )

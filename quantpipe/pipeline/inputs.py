@@ -28,7 +28,7 @@ from quantpipe.oprules.chosen import selected_outputs
 from quantpipe.pipeline.compared import compared_by
 from quantpipe.pipeline.sample_axis import with_sample_axis
 from quantpipe.pipeline.settings import Settings
-from quantpipe.recover import with_split_channels
+from quantpipe.recover import with_edge_copies, with_split_channels
 from quantpipe.types import Samples
 
 log = logging.getLogger(__name__)
@@ -131,6 +131,7 @@ def _loaded(settings: Settings, raw: RawModel) -> Inputs:
         graph = replace(graph, notes=(*graph.notes, FREED.format(raw.freed)))
     if wanted := settings.annotate.split_channels:
         graph = with_split_channels(graph, settings.spec, settings.schema, wanted)
+    graph = with_edge_copies(graph, settings.spec, settings.schema, settings.annotate)
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.

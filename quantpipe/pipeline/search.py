@@ -9,6 +9,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from quantpipe.annotate.absent import absent
 from quantpipe.artifacts import digest_json, read_json
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import Interrupted
@@ -232,6 +233,8 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
     planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
     aim.log.mend()
     job.console.stage("search", opening(job, aim.objective))
+    for said in absent(settings.annotate.choices, settings.spec):
+        job.console.warn(said)
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
     budget = Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target)

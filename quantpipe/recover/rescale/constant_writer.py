@@ -83,6 +83,19 @@ class Writer:
         self._copies[result] = tensor
         return replace(node, name=name, outputs=(result,))
 
+    def identity_for(self, tensor: str, reader: Node, name: str) -> None:
+        """Put an Identity with this name, and a result of that name, between a tensor and one of its readers."""
+        own = self._nodes[reader.name]
+        made = ir.Node("", "Identity", [own.inputs[reader.inputs.index(tensor)]], name=name)
+        value, read = made.outputs[0], made.inputs[0]
+        value.name, value.type, value.shape = name, read.type, read.shape
+        self._model.graph.insert_before(own, made)
+        for port, found in enumerate(reader.inputs):
+            if found == tensor:
+                own.replace_input_with(port, value)
+        self._shapes[name], self._dtypes[name] = self._graph.shapes[tensor], self._graph.dtypes[tensor]
+        self._copies[name] = tensor
+
     def clamp(self, node: Node, limits: Limits, axis: int | None) -> tuple[str, ...]:
         """Give a clamp other limits, one for each place of an axis (None: all are the same)."""
         tensor = node.outputs[0]
