@@ -17,6 +17,7 @@ from quantpipe.annotate.range_choices import WHOLE as WHOLE_RANGE
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.decided import DecidedEstimator
+from quantpipe.calibrate.derived_ranges import derive_ranges
 from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.calibrate.needs import require
@@ -99,6 +100,7 @@ class ThresholdTable:
             found = table.group_range(group, bits[group.key], whole=option == WHOLE_RANGE)
             factor = 2.0 ** steps[group.key] * (clips[group.key] / 100) * FACTORS.get(option, 1.0)
             ranges[group.key] = Range(found.low * factor, found.high * factor)
+        ranges |= derive_ranges(self._graph, topology, ranges)
         weights = {
             w.tensor: self._chosen_thresholds(w, bits[w.tensor], chosen.get(w.tensor, ESTIMATED))
             for w in topology.weights

@@ -68,6 +68,13 @@ class Interpreter(Protocol):
         """Return the stored result, int64, of stored operands and weights (int64), by the reference's input names."""
 
 
+class DeriveRange(Protocol):
+    """The range of one port, from the ranges of the other ports of its node."""
+
+    def __call__(self, ranges: Mapping[str, Range], facts: NodeFacts) -> Range:
+        """Return the range, of which 0 is a part; `ranges` are keyed by the names of the reference."""
+
+
 class Refuses(Protocol):
     """Say why a node cannot run in integers, whatever the hardware."""
 
@@ -103,6 +110,8 @@ class DeviceOp:
         channel_axis: The weight's axis of output channels.
         same_scale: The inputs that are stored as the result is, with one scale, zero point and bits; the range of all
             of them is the range of each.
+        derive: Ranges of ports (inputs or the result, by the names of the reference) as functions of the ranges of the
+            other stored ports. They replace the estimated ranges, and one may be derived from another.
         fixed: Range of the result where it is known beforehand.
         rectify: The threshold rule: it changes the estimated range of the result.
         steps: By how many steps of its result the integer arithmetic may depart from `reference`.
@@ -128,6 +137,7 @@ class DeviceOp:
     constants: tuple[str, ...] = ()
     """Further inputs that must be constants, which `numbers` reads (a bias, a slope)."""
     same_scale: tuple[str, ...] = ()
+    derive: Mapping[str, DeriveRange] = field(default_factory=dict)
 
     @property
     def domain(self) -> str:

@@ -235,6 +235,12 @@ def _checked(package: str, op: Any) -> str:
         if tied not in activations:
             raise refused(package, f"its op {name} ties {tied!r} to its result (same_scale); legal are its activations "
                           f"{', '.join(activations)}")  # fmt: skip
+    for port in op.derive:
+        if port not in (legal := [*activations, *op.reference.output]):
+            raise refused(package, f"its op {name} derives the range of {port!r}; legal are {', '.join(legal)}")
+        if port in op.same_scale:
+            raise refused(package, f"its op {name} derives the range of {port!r} and ties it to its result "
+                          "(same_scale); legal is one of the two")  # fmt: skip
     if not op.data:
         raise refused(package, f"its op {name} reads no activation; legal is a reference with an input that is neither "
                       "`weight` nor in `constants`")  # fmt: skip

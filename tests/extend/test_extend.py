@@ -165,6 +165,55 @@ def test_inputs_that_an_op_ties_are_stored_as_its_result(tied: tuple[str, ...]) 
         assert same == {*tied}
 
 
+def derived(**functions: Any) -> list[extend.Site]:
+    """The sites of a run with these functions."""
+    sites: list[extend.Site] = []
+
+    def watched(site: extend.Site) -> extend.Numbers:
+        sites.append(site)
+        return GATE.numbers(site)
+
+    check(replace(GATE, numbers=watched, derive=functions), CONV_HARD_SWISH)
+    assert sites
+    return sites
+
+
+RESULT = GATE.reference.output[0]
+
+
+def test_an_input_has_the_range_that_follows_from_the_result() -> None:
+    """Half of the result's range, and of that a third for the other input, in whatever order they are listed."""
+    functions = {
+        "x": lambda ranges, facts: Range(ranges["g"].low / 3, ranges["g"].high / 3),
+        "g": lambda ranges, facts: Range(ranges[RESULT].low / 2, ranges[RESULT].high / 2),
+    }
+    for site in derived(**functions):
+        scales = [float(q.scale) for q in (site.result, site.operands["g"], site.operands["x"])]
+        assert scales[0] / scales[1] == pytest.approx(2, rel=1e-5)
+        assert scales[1] / scales[2] == pytest.approx(3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("functions", "text"),
+    [
+        ({"x": lambda ranges, facts: None}, "derive of x of its op example.npu.Gate gave None; legal is a Range"),
+        ({"x": lambda ranges, facts: Range(-1.0, float("inf"))}, "derive of x .* finite numbers with 0 within"),
+        ({"x": lambda ranges, facts: ranges["z"]}, "derive of x of its op example.npu.Gate raised KeyError: 'z'"),
+        ({"w": lambda ranges, facts: Range(-1.0, 1.0)}, f"derives the range of 'w'; legal are x, g, {RESULT}"),
+        (
+            {
+                "x": lambda ranges, facts: Range(2 * ranges["g"].low, 2 * ranges["g"].high),
+                "g": lambda ranges, facts: Range(2 * ranges["x"].low, 2 * ranges["x"].high),
+            },
+            "depend on each other in a circle, at gate",
+        ),
+    ],
+)
+def test_ranges_that_cannot_be_derived(functions: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=f"the plug-in package .*{text}"):
+        derived(**functions)
+
+
 def as_stored(q: Quantizer) -> tuple[Any, ...]:
     return float(q.scale), q.zero_point, q.bits, q.dtype
 
