@@ -41,9 +41,7 @@ def derive_ranges(graph: Graph, topology: Topology, ranges: Mapping[str, Range])
                 continue
             known = {n: {**ranges, **found}[topology.group_of[t].key] for n, t in ports.items()
                      if n != port and t in topology.group_of}  # fmt: skip
-            made = extend.called(
-                kernel.op, f"derive of {port}", function, known, facts_of(op, graph.by_name[kernel.node], graph)
-            )
+            made = extend.called(kernel.op, f"derive of {port}", function, known, facts)
             _refuse(made, kernel, port)
             if made == found.get(group.key):
                 continue
