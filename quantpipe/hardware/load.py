@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from quantpipe.errors import nearest
-from quantpipe.hardware.cache_limits import read_cache, refuse_other_signs
+from quantpipe.hardware.cache_limits import read_cache
 from quantpipe.hardware.chip import read_chip
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.function_forms import read_functions, refuse_unformed
@@ -150,12 +150,11 @@ def load_hardware(data: Data) -> HardwareSpec:
         loads=_loads(reader, data.get("loads", ())),
         tables=read_tables(reader, data),
         recurrent=read_recurrent_limits(reader, data),
-        cache=read_cache(reader, data),
         device=read_chip(reader, data),
     )
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)
-    refuse_other_signs(spec, reader)
+    spec = replace(spec, cache=read_cache(reader, data, spec))
     refuse_idle(spec, reader)
     for kernel in (k for k in spec.kernels if k.is_typed):
         ops = replace(spec, ops={}, kernels=(kernel,)).declared

@@ -32,6 +32,7 @@ def test_shipped_devices_hold_caches_in_8_bits(name: str) -> None:
         (None, None),
         ("int16", CacheLimits(DType.INT16, DType.INT16)),
         ({"keys": "int16", "values": "int8"}, CacheLimits(DType.INT16, DType.INT8)),
+        ("auto", CacheLimits(DType.INT16, DType.INT16)),
         ({"keys": "int8", "granularity": "per_tensor", "length": 256}, CacheLimits(DType.INT8, DType.INT8, 256)),
     ],
 )
@@ -42,7 +43,7 @@ def test_it_is_read(given: Any, found: CacheLimits | None) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ("float32", "cache.keys is 'float32'.*legal are int8, uint8, int16, uint16"),
+        ("float32", "cache.keys is 'float32'.*legal are uint8, int8, uint16, int16"),
         ({"keys": "int8", "values": "int4"}, "cache.values is 'int4'"),
         ({"values": "int8"}, "cache.keys is None"),
         ({"keys": "int8", "granularity": "per_channel"}, "cache.granularity is 'per_channel'.*legal are per_tensor"),
@@ -65,3 +66,9 @@ def test_a_file_like_another_one_changes_single_fields() -> None:
     )
     without = {**mine, "cache": None}
     assert load_hardware(taken_over(without, {"npu_w8a16": base}.__getitem__)).cache is None
+
+
+def test_a_file_like_ort_cpu_with_other_types_has_caches_of_these() -> None:
+    ops = {"Conv": [{"in": ["int8", "int8", "int32"], "out": "int8", "accumulator": "int32"}]}
+    assert hardware("ort_cpu").cache == CacheLimits(DType.UINT8, DType.UINT8)
+    assert hardware("ort_cpu", ops=ops, fuse=[]).cache == CacheLimits(DType.INT8, DType.INT8)

@@ -19,7 +19,7 @@ from quantpipe.search import Budget, FloatFigures, Objective, ObjectiveOptions
 PACKAGE = Path(quantpipe.search.__file__).parent
 CONF = Path(__file__).parents[2] / "conf"
 OUTSIDE = ("numpy", "scipy", "optuna", "sklearn", "threadpoolctl")
-ALLOWED = ("quantpipe.types", "quantpipe.errors", "quantpipe.search")
+ALLOWED = ("quantpipe.types", "quantpipe.errors", "quantpipe.option_checks", "quantpipe.search")
 
 
 def imported(path: Path) -> set[str]:
