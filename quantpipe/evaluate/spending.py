@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from copy import copy
 
 
 def worked() -> tuple[float, float]:
-    """Return the present in seconds by the clock, and the seconds that all cores worked for this process."""
-    return time.perf_counter(), time.process_time()
+    """Return the present in seconds by the clock, and the seconds of all cores (ended children too)."""
+    return time.perf_counter(), time.process_time() + sum(os.times()[2:4])
 
 
 class Spending:

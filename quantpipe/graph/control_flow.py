@@ -6,7 +6,7 @@ the number of samples. So a branch that the model does not take computes, too, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
@@ -27,40 +27,45 @@ def bodies_written_out(forms: BodyForms, slim: Callable[[ir.Model], ir.Model]) -
     """Return the step; it cleans what it wrote with `slim`."""
 
     def bodies(model: ir.Model) -> ir.Model:
-        found, tried = model, set[str]()
-        for _ in range(MOST_BODIES):
-            name = next((n.name or "" for n in found.graph if n.name not in tried and wanted(n, forms)), None)
-            if name is None:
+        found, left = model, MOST_BODIES
+        while names := [n.name or "" for n in found.graph if wanted(n, forms)][:left]:
+            written = _written_out(found, names)
+            if written is None:
                 break
-            tried.add(name)
-            found = _written_out(found, name) or found
+            found, count = written
+            left -= count
         return model if found is model else slim(found)
 
     return bodies
 
 
-def _written_out(model: ir.Model, name: str) -> ir.Model | None:
-    """Return the model without the holder of that name; None if it stays."""
+def _written_out(model: ir.Model, names: list[str]) -> tuple[ir.Model, int] | None:
+    """Return the model without those holders that can be written out, and their number; None if all stay."""
     axes = axes_of(model)
-    copy = copied(model)
-    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    node = next(n for n in copy.graph if n.name == name)
-    before = {n.name for n in copy.graph}
-    if not is_op(node, IF):
-        unroll(copy.graph, node, axes)
-    elif not (pairs := select_branches(copy.graph, node)) or not _fit(copy, before, pairs):
-        return None
-    if node.graph is copy.graph:
-        return None
-    name_nodes(copy)
-    return copy
+    while names:
+        copy = copied(model)
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+        nodes = {n.name: n for n in copy.graph}
+        branches = {}
+        for name in names:
+            before = set(map(id, copy.graph))
+            if not is_op(nodes[name], IF):
+                unroll(copy.graph, nodes[name], axes)
+            elif pairs := select_branches(copy.graph, nodes[name]):
+                branches[name] = [v for n in copy.graph if id(n) not in before for v in n.outputs], pairs
+        known = axes_of(copy)
+        unfit = {name for name, (made, pairs) in branches.items() if not _fit(known, made, pairs)}
+        if not unfit:
+            count = sum(nodes[name].graph is not copy.graph for name in names)
+            name_nodes(copy)
+            return (copy, count) if count else None
+        names = [name for name in names if name not in unfit]
+    return None
 
 
-def _fit(model: ir.Model, before: Collection[str | None], pairs: list[tuple[ir.Value, ir.Value]]) -> bool:
-    """Whether both branches (the nodes that were not there before) always compute, with results of equal shapes."""
-    axes = axes_of(model)
-    made = [v.name or "" for n in model.graph if n.name not in before for v in n.outputs]
-    if not all(t in axes and _is_known(axes[t]) for t in made):
+def _fit(axes: Mapping[str, Axes], made: list[ir.Value], pairs: list[tuple[ir.Value, ir.Value]]) -> bool:
+    """Whether both branches, which make the values `made`, always compute, with results of equal shapes."""
+    if not all(v.name in axes and _is_known(axes[v.name]) for v in made):
         return False
     return all(_shape(axes, a) is not None and _shape(axes, a) == _shape(axes, b) for a, b in pairs)
 

@@ -300,14 +300,6 @@ def run_batches(
         yield {name: a.astype(np.float32) if a.dtype == np.float16 else a for name, a in found.items()}
 
 
-def collect(session: Session, samples: Samples, batch_size: int, output: str, *, extra: Feeds | None = None) -> Outputs:
-    """Return one output over all samples, `[N, ...]`, or one array per sample where shapes differ.
-
-    `extra` feeds are the same for each batch.
-    """
-    return joined([out[output] for out in run_batches(session, samples, batch_size, [output], extra=extra)])
-
-
 def joined(found: Sequence[NDArray[Any]]) -> Outputs:
     """Return the outputs `[n, ...]` of batches as one `[N, ...]`, or N arrays where shapes differ.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantpipe.calibrate.measure import peak_rss_mb
+from quantpipe.evaluate.spending import worked
 from quantpipe.pipeline.settings import Console
 from quantpipe.types.figures import TimelineRow
 
@@ -30,10 +29,10 @@ class Spent:
     peak_mb: float = 0.0
 
     def add(self, since: tuple[float, float]) -> None:
-        """Include the time since a moment (`now`), and the memory at the present."""
-        at, worked = now()
+        """Include the time since a moment (`worked`), and the memory at the present."""
+        at, cores = worked()
         self.seconds += at - since[0]
-        self.processor_seconds += worked - since[1]
+        self.processor_seconds += cores - since[1]
         self.memory_mb, self.peak_mb = held_mb(), peak_rss_mb()
 
 
@@ -42,7 +41,7 @@ class Timed:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._began = now()
+        self._began = worked()
         self._rows: list[TimelineRow] = []
         self._stages: list[Spent] = []
         self._since = self._began
@@ -104,14 +103,14 @@ class Timed:
         """Close the account of the innermost part that is open."""
         if self._open:
             self._parts.setdefault(self._open[-1], Spent()).add(self._part_since)
-        self._part_since = now()
+        self._part_since = worked()
 
     def _close(self) -> None:
         if self._rows:
             spent, last = self._stages[-1], self._rows[-1]
             spent.add(self._since)
             last["seconds"], last["memory_mb"] = round(spent.seconds, 3), spent.memory_mb
-        self._since = now()
+        self._since = worked()
 
 
 def timeline_of(console: Console) -> list[TimelineRow]:
@@ -122,11 +121,6 @@ def timeline_of(console: Console) -> list[TimelineRow]:
 def part_of(console: Console, name: str) -> AbstractContextManager[None]:
     """Count what happens inside as a part of the present stage, where the console notes that."""
     return console.part(name) if isinstance(console, Timed) else nullcontext()
-
-
-def now() -> tuple[float, float]:
-    """Return the present in seconds by the clock, and the seconds that all cores worked for this process."""
-    return time.perf_counter(), time.process_time() + sum(os.times()[2:4])
 
 
 def held_mb() -> float | None:

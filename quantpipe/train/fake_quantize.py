@@ -82,11 +82,6 @@ def nearest_rounding(how: Rounding | FixedRounding) -> Rounding:
     return Rounding.HALF_AWAY if how in (FixedRounding.DOUBLE, FixedRounding.SINGLE_AWAY) else Rounding.HALF_UP
 
 
-def codes_of(x: Tensor, grid: TorchGrid) -> Tensor:
-    """Return the integers q of a tensor on the grid, as floats."""
-    return torch.clamp(rounded(x / grid.scale, grid.rounding) + grid.zero, grid.qmin, grid.qmax)
-
-
 def scaled_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x to the last bit, whose gradient is multiplied by a factor."""
     return x.detach() + (x - x.detach()) * factor

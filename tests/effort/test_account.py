@@ -39,7 +39,7 @@ class Silent:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A clock that goes on by what it is called with; all cores work half of that."""
     at = [0.0]
-    monkeypatch.setattr(timeline, "now", lambda: (at[0], at[0] / 2))
+    monkeypatch.setattr(timeline, "worked", lambda: (at[0], at[0] / 2))
 
     def wait(seconds: float) -> None:
         at[0] += seconds

@@ -17,6 +17,7 @@ from onnx import numpy_helper
 
 from quantpipe.api.model import model_file
 from quantpipe.errors import ConfigError
+from quantpipe.graph import control_flow
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.rewrites import bodies
@@ -364,3 +365,31 @@ def test_a_node_whose_name_begins_like_that_of_an_if_is_no_branch() -> None:
     proto.graph.node.append(onnx.helper.make_node("NonZero", ["z"], ["places"], name="/model/places"))
     proto.graph.output.append(onnx.helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [4, None]))
     assert IF not in ops(cleaned(proto, {"x": images()[:4]}))
+
+
+def test_branches_are_written_out_together_and_one_that_must_stay_holds_back_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"if{n}" for n in range(6)]
+    lines, flow = [], "x"
+    for n, name in enumerate(names):
+        body = "q = ReduceMean <axes = [1]> (t)" if n == 3 else "q = Tanh (t)"  # other shapes: this If stays
+        lines.append(
+            f"[{name}] y{n} = If (flag) <then_branch = a{n} () => (p) {{ p = MatMul ({flow}, w{n}) }}, "
+            f"else_branch = b{n} () => (q) {{ t = MatMul ({flow}, w{n}) {body} }}>"
+        )
+        flow = f"y{n}"
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+net (float[N, 4] x) => (float[N, c] {flow}) {{
+    mean = ReduceMean <keepdims = 0> (x)
+    flag = Greater (mean, zero)
+    {" ".join(lines)}
+}}"""
+    proto = model(text, zero=np.float32(0), **weights(**{f"w{n}": (4, 4) for n in range(6)}))
+    copies = []
+    right = control_flow.copied
+    monkeypatch.setattr(control_flow, "copied", lambda *given: copies.append(1) or right(*given))
+    graph = cleaned(proto, {"x": rows(4, 4)})
+    assert [node.op for node in graph.nodes].count(IF) == 1 and len(copies) <= 4
+    x = np.abs(rows(3, 4, seed=2))
+    np.testing.assert_allclose(Session(graph.model).run({"x": x})[flow], run(proto, x)[flow], atol=5e-6)

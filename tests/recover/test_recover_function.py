@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe.graph.execute import Session, collect
+from quantpipe.graph.execute import Session, joined, run_batches
 from quantpipe.graph.view import Graph
 from quantpipe.recover import STEPS, NotApplicable, rescale_channels
 from quantpipe.recover.rescale.absorb import Absorption
@@ -70,7 +70,8 @@ NETS: dict[str, Callable[[], Net]] = {"blocks": blocks, "head": head, "behind no
 
 
 def samples_through(graph: Graph, made: Line) -> np.ndarray[Any, Any]:
-    return np.asarray(collect(Session(graph.model), made.samples, 16, graph.outputs[0].name))
+    name = graph.outputs[0].name
+    return np.asarray(joined([out[name] for out in run_batches(Session(graph.model), made.samples, 16, [name])]))
 
 
 def devices() -> dict[str, Any]:
