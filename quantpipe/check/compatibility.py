@@ -31,11 +31,11 @@ from quantpipe.oprules.work import is_unknown_work
 from quantpipe.recover import with_split_channels
 from quantpipe.types import (
     NO_CELLS,
-    CellForms,
     Chip,
     FloatOn,
     HardwareSpec,
     Keep,
+    LoopForms,
     Overflow,
     RandomOps,
     Schema,
@@ -150,7 +150,7 @@ class Loading:
     resident_mb: int = RESIDENT_MB
     isolate: bool = True
     keep: Keep = Keep.ALL
-    cells: CellForms = NO_CELLS
+    cells: LoopForms = NO_CELLS
     random: RandomOps | None = None
 
 

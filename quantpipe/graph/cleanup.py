@@ -51,7 +51,7 @@ from quantpipe.graph.runnable import runnable
 from quantpipe.graph.symbolic_axes import axes_of
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
-from quantpipe.types import NO_BODIES, BodyForms, CellForms
+from quantpipe.types import NO_BODIES, BodyForms, LoopForms
 
 log = logging.getLogger(__name__)
 
@@ -318,7 +318,7 @@ def _rewritten(model: ir.Model, rewrites: Collection[Rewrite]) -> bool:
     return found
 
 
-def in_steps(cells: CellForms) -> Step:
+def in_steps(cells: LoopForms) -> Step:
     """Return the step that writes recurrent layers of some ops as their steps, or as a loop."""
 
     def recurrent_layers(model: ir.Model) -> ir.Model:

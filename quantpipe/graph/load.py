@@ -45,7 +45,7 @@ from quantpipe.graph.rewrites.bodies import wanted
 from quantpipe.graph.rewrites.chance import NoiseInputs, without_chance
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
-from quantpipe.types import NO_CELLS, CellForms, Keep, RandomOps
+from quantpipe.types import NO_CELLS, Keep, LoopForms, RandomOps
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def clean_graph(
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
     declared: Collection[str] = (),
-    cells: CellForms = NO_CELLS,
+    cells: LoopForms = NO_CELLS,
 ) -> Graph:
     """Clean and measure a model on a few real samples `[N, ...]`; the result has their shapes and dtypes.
 
@@ -166,7 +166,7 @@ def clean_graph(
     return raw.real.found(original, graph)
 
 
-def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
+def _written_anew(graph: Graph, cells: LoopForms) -> dict[str, list[str]]:
     """Return what is written otherwise: recurrent layers as steps and loops by op, bodies by node."""
     held = {node.op for node in graph.nodes}
     found = {"in steps": sorted(held.intersection(cells.steps)), "in loops": sorted(held.intersection(cells.loops))}

@@ -7,7 +7,7 @@ from enum import StrEnum
 from quantpipe.errors import ConfigError
 from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
 from quantpipe.option_checks import word_of
-from quantpipe.types import NO_CELLS, CellForms, HardwareSpec
+from quantpipe.types import NO_CELLS, HardwareSpec, LoopForms
 
 
 class Recurrent(StrEnum):
@@ -32,7 +32,7 @@ def read_recurrent(value: object) -> Recurrent:
     return word_of(Recurrent, value, "model.recurrent")
 
 
-def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> CellForms:
+def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> LoopForms:
     """Return the recurrent ops of a model by the form in which a device runs them.
 
     Raises HardwareError for loops on a device whose file does not describe products in loops.
@@ -50,4 +50,4 @@ def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> CellForms:
     inside = tuple(op for op in CELLS if asked or (able and op not in spec.ops))
     outside = tuple(op for op in CELLS if asked or op not in spec.ops) if spec.recurrent is not None else ()
     stored = spec.recurrent is not None and spec.recurrent.cell_state is not None
-    return CellForms(() if wanted is Recurrent.LOOPS else inside, outside, cells=stored)
+    return LoopForms(() if wanted is Recurrent.LOOPS else inside, outside, cells=stored)

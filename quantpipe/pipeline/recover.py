@@ -54,10 +54,10 @@ def recover(
     """Return the decision with the overrides of the recovery steps that helped.
 
     Without steps, the overrides are those that the search gave its candidates. `profile` has the statistics of the
-    strategy, if this run has them. `files` keeps recovered weights (None: the run's own folder).
+    strategy, if this run has them. `files` keeps recovered weights of a finalist (None: the run's own folder).
     """
     job, settings, options = job.with_topology_of(found.strategy), job.settings, job.settings.recover
-    files = files or job.files
+    finalist, files = files is not None, files or job.files
     waits, why = settings.recovers_if_needed, ""
     if waits and missed(found.report):
         options, why = sought(options, settings.objective), "the objective is missed: "
@@ -90,5 +90,6 @@ def recover(
     kept.clear()
     if gain is not None:
         job.console.stage("recovered", recovery_gain(gain))
-    decisions.recovered(recovery)
+    if not finalist:
+        decisions.recovered(recovery)
     return replace(found, overrides=climbed.overrides, recovery=recovery)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantpipe.metrics.reference import objective_value
+from quantpipe.pipeline import decisions
 from quantpipe.pipeline.candidate_weights import rounder
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.recover import recover
@@ -57,6 +58,7 @@ def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: 
         ),
         job.recovered(digest_of(recovered.strategy, NO_OVERRIDES)),
     )
+    decisions.recovered(recovery)
     report: SearchReport = {
         **found.report,
         "finalists": rows,

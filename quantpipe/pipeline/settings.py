@@ -29,7 +29,7 @@ from quantpipe.scoring.workers import Executor
 from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
 from quantpipe.tracking import Tracker
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
-from quantpipe.types import NO_CELLS, CellForms, HardwareSpec, Keep, RandomOps, Schema, TensorInfo
+from quantpipe.types import NO_CELLS, HardwareSpec, Keep, LoopForms, RandomOps, Schema, TensorInfo
 
 RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
@@ -260,7 +260,7 @@ class Settings:
     isolate: bool = True
     random: RandomOps | None = None
     """What replaces ops that draw random numbers."""
-    cells: CellForms = NO_CELLS
+    cells: LoopForms = NO_CELLS
     """Recurrent layers that are written as their steps, or as loops."""
     keep: Keep = Keep.ALL
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)

@@ -56,7 +56,7 @@ from quantpipe.types.hardware import (
     Unify,
 )
 from quantpipe.types.imported import GivenTensor, GivenWeight, Imported, ImportedGrid, Keep
-from quantpipe.types.loops import NO_BODIES, NO_CELLS, BodyForms, CellForms, LoopProduct, LoopSite, RecurrentLimits
+from quantpipe.types.loops import NO_BODIES, NO_CELLS, BodyForms, LoopForms, LoopProduct, LoopSite, RecurrentLimits
 from quantpipe.types.narrowing import FixedPoint, Requantize
 from quantpipe.types.plan import (
     Accumulate,

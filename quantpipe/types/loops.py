@@ -36,8 +36,8 @@ NO_BODIES = BodyForms()
 
 
 @dataclass(frozen=True)
-class CellForms:
-    """Name the ops of recurrent layers that are rewritten, and how.
+class LoopForms:
+    """Name the recurrent layers, loops and branches that are rewritten, and how.
 
     `steps`: layers of a fixed length that is not too long, as their steps. `loops`: all others as a loop, with an
     output of every cell state where `cells` is true. `bodies`: loops and branches of the file that are written out.
@@ -49,7 +49,7 @@ class CellForms:
     bodies: BodyForms = NO_BODIES
 
 
-NO_CELLS = CellForms()
+NO_CELLS = LoopForms()
 """All recurrent layers, loops and branches stay as they are."""
 
 

@@ -23,7 +23,7 @@ from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.rewrites import bodies
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.bodies import Bodies, body_forms, read_bodies
-from quantpipe.types import BodyForms, CellForms
+from quantpipe.types import BodyForms, LoopForms
 from tests.ops.line import ArraySamples, hardware, line
 
 Array = np.ndarray[Any, Any]
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[onnx.ModelProto, Array]] = {
 def cleaned(proto: onnx.ModelProto, feeds: dict[str, Array], forms: BodyForms = INLINE) -> Graph:
     with tempfile.TemporaryDirectory() as folder:
         raw = read_graph(model_file(proto, Path(folder)))
-        return clean_graph(raw, feeds, isolate=False, cells=CellForms(bodies=forms))
+        return clean_graph(raw, feeds, isolate=False, cells=LoopForms(bodies=forms))
 
 
 def ops(graph: Graph) -> set[str]:

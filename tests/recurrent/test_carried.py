@@ -20,7 +20,7 @@ from quantpipe.graph.rewrites.recurrent import CELLS
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cells import Recurrent, cell_forms
 from quantpipe.hardware.load import load_hardware
-from quantpipe.types import CellForms, DType, HardwareSpec
+from quantpipe.types import DType, HardwareSpec, LoopForms
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line
 from tests.recurrent.nets import INPUT, classifier, scans, two_states, with_states
@@ -29,7 +29,7 @@ from tests.recurrent.test_steps import cleaned
 from tests.verify.folders import refreshed, write
 
 Array = np.ndarray[Any, Any]
-LOOPS = CellForms(loops=tuple(CELLS), cells=True)
+LOOPS = LoopForms(loops=tuple(CELLS), cells=True)
 
 
 def device(inputs: str, state: str) -> HardwareSpec:
@@ -227,7 +227,7 @@ def test_the_checker_takes_fewer_bits(tmp_path: Path) -> None:
 def test_loops_of_others_that_show_no_cell() -> None:
     """What a body carries beside its state and shows nowhere cannot be measured: the loop stays real, and says so."""
     x = np.random.default_rng(3).standard_normal((24, 5, INPUT)).astype(np.float32)
-    graph = cleaned(scans(named=True, axes=False), {"x": x[:4]}, CellForms())
+    graph = cleaned(scans(named=True, axes=False), {"x": x[:4]}, LoopForms())
     made = line(graph, device("uint8", "int16"), samples=ArraySamples({"x": x}))
     assert [site.carried for site in made.topology.loops] == [(made.topology.loops[0].state,)]
     assert made.agree(made.plan(), "qdq", everywhere=True).differing == 0
@@ -241,14 +241,14 @@ def test_loops_of_others_that_show_no_cell() -> None:
 def test_loops_of_others_with_a_second_state(second: str, stored: bool) -> None:
     """One that is the first one again is stored with it; one that no step makes has no range, and stays real."""
     x = np.random.default_rng(3).standard_normal((24, 5, INPUT)).astype(np.float32)
-    graph = cleaned(two_states(second), {"x": x[:4]}, CellForms())
+    graph = cleaned(two_states(second), {"x": x[:4]}, LoopForms())
     made = line(graph, device("uint8", "int16"), samples=ArraySamples({"x": x}))
     assert [len(site.carried) for site in made.topology.loops] == [1] * stored
     assert made.agree(made.plan(), "qdq", everywhere=True).differing == 0
 
 
 def made_of_lstm_without_cells() -> Graph:
-    return cleaned(classifier("LSTM", None), {"x": frames(4)}, CellForms(loops=tuple(CELLS)))
+    return cleaned(classifier("LSTM", None), {"x": frames(4)}, LoopForms(loops=tuple(CELLS)))
 
 
 def test_a_file_says_how_states_go() -> None:

@@ -29,7 +29,7 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.metrics.reference import Compared
 from quantpipe.oprules.loops import products_of
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
-from quantpipe.types import CellForms, DType
+from quantpipe.types import DType, LoopForms
 from quantpipe.verify import verify_folder
 from tests.graph.test_bodies import scanned
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line
@@ -38,7 +38,7 @@ from tests.recurrent.test_steps import GIVEN, MORE, cleaned, run
 from tests.verify.folders import refreshed, write
 
 Array = np.ndarray[Any, Any]
-LOOPS = CellForms(loops=tuple(CELLS))
+LOOPS = LoopForms(loops=tuple(CELLS))
 
 
 def same(model: onnx.ModelProto, feeds: dict[str, Array], *, cells: bool = False) -> None:
@@ -246,7 +246,7 @@ def test_the_checker_takes_a_loop(device: str, tmp_path: Path) -> None:
 def test_the_checker_takes_a_loop_with_other_products(form: str, tmp_path: Path) -> None:
     """Two of three products of its body read no state: they are float arithmetic."""
     proto, x = scanned(), np.random.default_rng(3).standard_normal((24, 6, 4)).astype(np.float32)
-    made = line(cleaned(proto, {"x": x[:4]}, CellForms()), "ort_cpu", samples=ArraySamples({"x": x}))
+    made = line(cleaned(proto, {"x": x[:4]}, LoopForms()), "ort_cpu", samples=ArraySamples({"x": x}))
     (site,) = made.topology.loops
     assert len(site.products) == 1
     root = write(made, made.plan(), form, tmp_path / "run")
@@ -260,11 +260,11 @@ def test_the_checker_takes_a_loop_with_other_products(form: str, tmp_path: Path)
 
 def test_devices_and_users_decide() -> None:
     cells = tuple(CELLS)
-    assert cell_forms(hardware("npu_w8a16"), Recurrent.AUTO) == CellForms(cells, cells, cells=True)
-    assert cell_forms(hardware("tflite_int8"), Recurrent.AUTO) == CellForms(cells, ())
-    assert cell_forms(hardware("ort_cpu"), Recurrent.AUTO) == CellForms()
-    assert cell_forms(hardware("ort_cpu"), Recurrent.STEPS) == CellForms(cells, cells)
-    assert cell_forms(hardware("ort_cpu"), Recurrent.LOOPS) == CellForms((), cells)
+    assert cell_forms(hardware("npu_w8a16"), Recurrent.AUTO) == LoopForms(cells, cells, cells=True)
+    assert cell_forms(hardware("tflite_int8"), Recurrent.AUTO) == LoopForms(cells, ())
+    assert cell_forms(hardware("ort_cpu"), Recurrent.AUTO) == LoopForms()
+    assert cell_forms(hardware("ort_cpu"), Recurrent.STEPS) == LoopForms(cells, cells)
+    assert cell_forms(hardware("ort_cpu"), Recurrent.LOOPS) == LoopForms((), cells)
     with pytest.raises(ConfigError, match=r"model\.recurrent: is loops, and vta does not say.*hardware\.recurrent"):
         cell_forms(hardware("vta"), Recurrent.LOOPS)
 
@@ -312,7 +312,7 @@ def test_a_state_that_others_read_in_another_type_stays_real() -> None:
 def test_loops_of_other_exporters(named: bool, axes: bool, count: int) -> None:
     """Bodies whose nodes have no names, or the names of another body's, and outputs along another axis."""
     x = np.random.default_rng(3).standard_normal((24, 5, INPUT)).astype(np.float32)
-    graph = cleaned(scans(named=named, axes=axes, count=count), {"x": x[:4]}, CellForms())
+    graph = cleaned(scans(named=named, axes=axes, count=count), {"x": x[:4]}, LoopForms())
     made = line(graph, "ort_cpu", samples=ArraySamples({"x": x}))
     assert [len(site.products) for site in made.topology.loops] == [2] * count
     plan = made.plan()
@@ -334,7 +334,7 @@ def test_what_a_loop_multiplies_is_counted() -> None:
 
 @pytest.mark.parametrize("kept", ["cells", "steps"])
 def test_layers_are_timed_beside_the_users_own(kept: str) -> None:
-    forms = CellForms() if kept == "cells" else CellForms(tuple(CELLS), tuple(CELLS))
+    forms = LoopForms() if kept == "cells" else LoopForms(tuple(CELLS), tuple(CELLS))
     graph = cleaned(classifier("LSTM", 3), {"x": frames(4, 3)}, forms)
     assert any(node.op_type == "LSTM" for node in graph.timed.graph)
     assert (graph.as_given is None) == (kept == "cells")

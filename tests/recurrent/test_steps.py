@@ -23,7 +23,7 @@ from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.rewrites.recurrent import CELLS, MOST_STEPS, cells, unrolled
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cells import Recurrent, cell_forms, read_recurrent
-from quantpipe.types import CellForms
+from quantpipe.types import LoopForms
 from tests.ops.line import ArraySamples, hardware, line
 from tests.recurrent.nets import classifier, layer
 
@@ -58,7 +58,7 @@ def same(model: onnx.ModelProto, feeds: dict[str, Array]) -> None:
         np.testing.assert_allclose(found, own, atol=2e-6)
 
 
-STEPS = CellForms(tuple(CELLS))
+STEPS = LoopForms(tuple(CELLS))
 PARTS = ("B", "lengths", "hidden")
 GIVEN = [tuple(p for p, on in zip(PARTS, mask, strict=True) if on) for mask in itertools.product((0, 1), repeat=3)]
 
@@ -124,7 +124,7 @@ def test_expected_outputs_of_the_backend_tests(name: str) -> None:
         np.testing.assert_allclose(found[port.name], expected, atol=1e-5)
 
 
-def cleaned(model: onnx.ModelProto, feeds: dict[str, Array], cells: CellForms) -> Graph:
+def cleaned(model: onnx.ModelProto, feeds: dict[str, Array], cells: LoopForms) -> Graph:
     with tempfile.TemporaryDirectory() as folder:
         raw = read_graph(model_file(model, Path(folder)))
         return clean_graph(raw, feeds, isolate=False, cells=cells)
@@ -166,7 +166,7 @@ def test_a_wrong_step_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "WRITERS", {**cells.WRITERS, "LSTM": wrong})
     monkeypatch.setattr("quantpipe.graph.rewrites.recurrent.unroll.WRITERS", {**cells.WRITERS, "LSTM": wrong})
     model, feeds = layer("LSTM")
-    graph = cleaned(model, feeds, CellForms(("LSTM",)))
+    graph = cleaned(model, feeds, LoopForms(("LSTM",)))
     assert [n.op for n in graph.nodes] == ["LSTM"]
     assert any("recurrent_layers was undone" in note for note in graph.notes)
 
@@ -177,8 +177,8 @@ def test_devices_decide_unless_told() -> None:
         for name in ("ort_cpu", "npu_w8a16", "tflite_int8", "vta")
     }
     assert found == {"ort_cpu": (), "npu_w8a16": tuple(CELLS), "tflite_int8": tuple(CELLS), "vta": ()}
-    assert cell_forms(hardware("vta"), Recurrent.STEPS) == CellForms(tuple(CELLS))
-    assert cell_forms(hardware("npu_w8a16"), Recurrent.CELLS) == CellForms()
+    assert cell_forms(hardware("vta"), Recurrent.STEPS) == LoopForms(tuple(CELLS))
+    assert cell_forms(hardware("npu_w8a16"), Recurrent.CELLS) == LoopForms()
     with pytest.raises(ConfigError, match=r"model\.recurrent: is 'step'.*steps"):
         read_recurrent("step")
 
@@ -199,7 +199,7 @@ CASES = [
 def test_steps_run_in_integers(op: str, device: str, form: str, direction: str, attributes: dict[str, Any]) -> None:
     rng = np.random.default_rng(5)
     frames = rng.standard_normal((24, 3, 6)).astype(np.float32)
-    graph = cleaned(classifier(op, 3, direction=direction, **attributes), {"x": frames[:4]}, CellForms((op,)))
+    graph = cleaned(classifier(op, 3, direction=direction, **attributes), {"x": frames[:4]}, LoopForms((op,)))
     made = line(graph, device, samples=ArraySamples({"x": frames}))
     products = [n.name for n in graph.nodes if n.op in ("MatMul", "Gemm")]
     assert set(products) <= set(made.topology.kernel_of) and len(products) >= 3
