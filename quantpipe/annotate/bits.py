@@ -1,4 +1,4 @@
-"""How many bits tensors have at most where a device says so of single kernels, or of the first and the last layer."""
+"""Limit the bits of tensors as a device declares for single kernels, or for the first and the last layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def limited(spec: HardwareSpec, sites: Sequence[KernelSite]) -> dict[str, int]:
 
 
 def ends_of(graph: Graph, spec: HardwareSpec, kernels: Sequence[Kernel]) -> dict[str, int]:
-    """Return the bits of weights and inputs of the first and the last layer, where the device says them.
+    """Return the bits of weights and inputs of the first and the last layer, if the device declares them.
 
     Returns tensor or weight -> its bits.
     """
@@ -39,9 +39,9 @@ def ends_of(graph: Graph, spec: HardwareSpec, kernels: Sequence[Kernel]) -> dict
 
 
 def bounded_group(group: ScaleGroup, most: Mapping[str, int], ends: Mapping[str, int]) -> ScaleGroup:
-    """Return a scale group with the bits that are said of its tensors.
+    """Return a scale group with the bits declared for its tensors.
 
-    Returns the group; itself where nothing is said.
+    Returns the group; itself without a declaration.
     """
     said = [ends[t] for t in group.tensors if t in ends]
     if said:
@@ -52,7 +52,7 @@ def bounded_group(group: ScaleGroup, most: Mapping[str, int], ends: Mapping[str,
 
 
 def bounded_weight(site: WeightSite, most: Mapping[str, int], ends: Mapping[str, int]) -> WeightSite:
-    """Return a weight with the bits that are said of it; see `bounded_group`."""
+    """Return a weight with the bits declared for it; see `bounded_group`."""
     if site.tensor in ends:
         bits = min(ends[site.tensor], site.dtype.bits)
         return replace(site, max_bits=bits, min_bits=bits, raised_bits=0)

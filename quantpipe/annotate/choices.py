@@ -1,4 +1,4 @@
-"""Build the choice space of a topology and read what an assignment of it says.
+"""Build the choice space of a topology and decode its assignments.
 
 The choices are bits per scale group and per weight, and ranges where asked for. Every point is valid: tensors that must
 agree are one choice, and each choice's options already respect both ends' types. Choices that lead to other topologies

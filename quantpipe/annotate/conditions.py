@@ -43,7 +43,7 @@ STRUCTURAL = ("float", "granularity", "add", "rescale", "edges")
 
 @dataclass(frozen=True)
 class AnnotateOptions:
-    """State what a user wants kept in float, what may be searched, and what is known of single tensors.
+    """State what a user wants kept in float, what may be searched, and known properties of single tensors.
 
     `float_nodes` are glob patterns over node names, `float_ops` op types, `only_ops` those op types that alone are
     quantized (empty: all that can be); `min_bits` is the floor of every choice.
@@ -52,7 +52,7 @@ class AnnotateOptions:
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
     as part of the search (0 must be among them). `choices` are the kinds of decisions that a search may take.
     `float_type`: what nodes left in float compute in, on devices that have a choice (half.py).
-    `float_tail`: whether everything behind the last layers stays in float (tail.py). `split_channels`: channels of
+    `float_tail`: whether everything after the last layers stays in float (tail.py). `split_channels`: channels of
     single tensors and weights that become several (split before annotation, `recover/rescale/split_channels.py`).
     """
 
@@ -107,7 +107,7 @@ class AnnotateOptions:
     def stated(self) -> tuple[Constraint, ...]:
         """Return the constraints, read.
 
-        Raises ConfigError for those that say nothing legal.
+        Raises ConfigError for illegal ones.
         """
         return read_constraints(self.constraints or {})
 
@@ -115,7 +115,7 @@ class AnnotateOptions:
 def _channels(given: Any) -> dict[str, tuple[int, ...]]:
     """What `split_channels` says, as channels by tensor.
 
-    Raises ConfigError for what is none.
+    Raises ConfigError for other values.
     """
     where = "annotate.split_channels"
     legal = "legal is a mapping of tensors or weights to lists of channels, such as {conv1.out: [3, 7]}, or null"

@@ -1,6 +1,6 @@
 """Read what a user states about single tensors beforehand.
 
-A statement gives a tensor's scale, its range or its least bits, or says that it stays real. There are four kinds, as
+A statement gives a tensor's scale, its range or its minimum bits, or keeps it in float. There are four kinds, as
 data: `uniform` (scale, zero_point, dtype), `calibrated` (min, max), `any` (bits: at least so many), `none` (the tensor
 is never held in integers).
 """

@@ -51,7 +51,7 @@ def may_move(node: Node, graph: Graph, is_integer: bool) -> bool:
 
 
 def _components(graph: Graph, free: Mapping[str, bool]) -> list[list[str]]:
-    """Free nodes that share tensors, in graph order; what lies between two components is decided already."""
+    """Free nodes that share tensors, in graph order; tensors between two components are decided already."""
     seen: set[str] = set()
     found = []
     for node in graph.nodes:
@@ -96,7 +96,7 @@ def _network(
     real: Collection[str],
     makers: Collection[str],
 ) -> Capacities:
-    """Return capacities whose least cut is the conversions of the tensors around `members`.
+    """Return capacities whose minimum cut is the conversions of the tensors around `members`.
 
     Changed sides are counted, too, at far less. `real`: tensors that are read as floats from outside the graph's
     nodes.
@@ -134,7 +134,7 @@ def _network(
 
 
 def _integer_side(net: Capacities) -> set[str]:
-    """The nodes on the source's side of a least cut (of several: the one with the fewest nodes there)."""
+    """The nodes on the source's side of a minimum cut (of several: the one with the fewest nodes there)."""
     from scipy.sparse import csr_array  # here, as it takes half a second that not every command needs
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -2,7 +2,7 @@
 
 A Softmax, a Sigmoid or a Tanh may have one scale on a device, whatever the samples are. In a Concat, Max, Min or Where
 it would be the scale of all, and the range of its function would cut the others off. So such an op runs in float where
-the device, or the host beside it, runs it so.
+the device, or the host next to it, runs it so.
 """
 
 from __future__ import annotations

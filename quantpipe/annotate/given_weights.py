@@ -1,4 +1,4 @@
-"""Weights whose scales are known beforehand: those that a user states, and those of a quantized model."""
+"""Plan weights whose scales are given by a user or by a quantized model."""
 
 from __future__ import annotations
 

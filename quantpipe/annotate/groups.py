@@ -1,7 +1,7 @@
 """Scale groups and weight sites: which tensors share one scale, one bit width, one decision.
 
-Same-scale ops tie their ports together (union-find). Inside a group the statistics that count are those of the winning
-side: the inputs of pools and reshapes (their results are parts of them), the results of concatenations. Max, Min and
+Same-scale ops tie their ports together (union-find). Inside a group the statistics of one side count: the
+inputs of pools and reshapes (their results are parts of them), the results of concatenations. Max, Min and
 Where leave values out: an operand of theirs that something else reads keeps its range, and a scale where that is free.
 """
 
@@ -56,7 +56,7 @@ def scale_groups(
     Where an op would tie two tensors of different pins, the pin of the result holds (without one, a pin that covers all
     operands), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
 
-    `edges`: the connections, for the edges of each group. `least`: the fewest bits of a tensor, where stated.
+    `edges`: the connections, for the edges of each group. `least`: the minimum bits of a tensor, where stated.
     Operands that are marked as rescaled already keep a scale of their own. Raises ConfigError for a pin that the device
     or a statement about bits rules out.
     """
@@ -216,7 +216,7 @@ def weight_sites(
 ) -> tuple[WeightSite, ...]:
     """Return one site per constant: a weight with several users stays one tensor.
 
-    `edges`: the connections, for the edges of each weight. `least`: the fewest bits of a weight, where stated.
+    `edges`: the connections, for the edges of each weight. `least`: the minimum bits of a weight, where stated.
     """
     users: dict[str, list[Kernel]] = {}
     for kernel in kernels:

@@ -53,7 +53,7 @@ class ChoiceLimits:
         return any(fnmatch.fnmatchcase(key, pattern) for pattern in (*self.fix, *self.restrict, *self.freeze))
 
     def narrowed(self, space: ChoiceSpace, every: ChoiceSpace | None = None) -> ChoiceSpace:
-        """Return the space with what is left; a choice keeps its place, also with one option.
+        """Return the space with the remaining options; a choice keeps its place, also with one option.
 
         `every`: The same choices with all the options that there are, which `fix` and `restrict` choose from: who names
         an option gets it, also where the space leaves it out. None: the space itself. Raises ConfigError: For a pattern

@@ -1,7 +1,7 @@
 """Loops whose body multiplies a state by constants: recurrent layers of any length, with their products in integers.
 
 A loop stays in float. In its body, the device takes the state in stored integers and multiplies it by an integer
-weight; what a step passes on are floats, or stored integers where the device says so.
+weight; what a step passes on are floats, or stored integers if the device declares them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quantpipe.types import (
 
 @dataclass(frozen=True)
 class Loops:
-    """Hold the loops with integer products, the types of their states, and why others have none."""
+    """Hold the loops with integer products, the types of their states, and why others have no such products."""
 
     sites: tuple[LoopSite, ...]
     dtypes: Mapping[str, DType]
@@ -107,7 +107,7 @@ def loop_weights(
 
 
 def with_state_bits(groups: Iterable[ScaleGroup], sites: Sequence[LoopSite]) -> Iterator[ScaleGroup]:
-    """Yield scale groups, those of cell states with all bits of their type: `activations.bits` is for others."""
+    """Yield scale groups, cell states with all bits of their type: `activations.bits` is for others."""
     cells = {tensor for site in sites for tensor in site.stored if tensor != site.state}
     for group in groups:
         yield replace(group, max_bits=group.dtype.bits) if cells.issuperset(group.tensors) else group

@@ -1,9 +1,9 @@
 """Additions and products that are left in float, since only float nodes read them and no more tensors are converted.
 
-Behind a dense layer whose kernel can give floats, an addition in integers would store the layer's result, the
+After a dense layer whose kernel can give floats, an addition in integers would store the layer's result, the
 other operand and the sum, only for a LayerNormalization to read all that as floats again. In float nothing is
 stored in between, and nothing is converted that was not before. The square of a stored tensor, of which a mean is taken
-in float, costs one conversion either way: that of the square, or that of the tensor. Only in float does it keep its
+in float, costs one conversion either way: of the square, or of the tensor. Only in float does it keep its
 precision, which the difference of two such means needs.
 """
 
@@ -73,7 +73,7 @@ class _Around:
         return list({id(chain): chain for chain in chain_of.values()}.values())
 
     def _maker(self, tensor: str) -> str:
-        """The node that computes a tensor, in front of what only moves it."""
+        """The node that computes a tensor, before ops that only move it."""
         maker = self.graph.producers.get(tensor)
         while maker is not None and maker.name in self.moves:
             maker = self.graph.producers.get(maker.inputs[0])
@@ -120,7 +120,7 @@ def may_be_real(node: Node) -> bool:
 
 
 def _readers(graph: Graph, tensor: str, moves: Collection[str]) -> Iterator[Node | None]:
-    """Who reads a tensor, behind nodes that only move it; None for what reads an output of the model."""
+    """Who reads a tensor, after nodes that only move it; None for what reads an output of the model."""
     if tensor in graph.output_names:
         yield None
     for reader, _ in graph.consumers.get(tensor, ()):

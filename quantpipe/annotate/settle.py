@@ -30,7 +30,7 @@ from quantpipe.types.kernel import KernelSite
 
 @dataclass
 class Draft:
-    """What is known of the tensors while kernels are formed."""
+    """Collect facts about the tensors while kernels are formed."""
 
     forms: dict[str, Form] = field(default_factory=dict)
     dtypes: dict[str, DType] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def settle(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure
 def _kernels(
     graph: Graph, spec: HardwareSpec, conditions: Conditions, swallowed: dict[str, tuple[str, ...]], *, draft: Draft
 ) -> list[Kernel]:
-    """All integer nodes as kernels, in graph order; what is known of the tensors goes into `draft`."""
+    """All integer nodes as kernels, in graph order; facts about the tensors go into `draft`."""
     kernels: list[Kernel] = []
     raw = _fused_into_sums(graph, spec, conditions, swallowed, sums=set())
     taken = {name for chain in swallowed.values() for name in chain}
@@ -93,7 +93,7 @@ def _kernels(
 
 
 def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[str, tuple[str, ...]]:
-    """Head node -> the clamps behind it that the device fuses into it."""
+    """Head node -> the clamps after it that the device fuses into it."""
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for node in graph.nodes:
@@ -248,7 +248,7 @@ def _output_form(
 def _storage(offered: tuple[DType, ...], spec: HardwareSpec, operands: tuple[Operand, ...], draft: Draft) -> DType:
     """Return the type that a tensor is stored in.
 
-    It is the narrow one of the signature, that of the operand it was moved from, or the default.
+    It is the narrow one of the signature, the type of the operand it was moved from, or the default.
     """
     for operand in operands:
         if operand.form is Form.QUANTIZED and all(spec.is_wide(d) for d in offered):

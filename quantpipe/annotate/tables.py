@@ -1,7 +1,7 @@
 """Tables of which rows are looked up (embeddings): which constants are stored in integers, with a scale for each row.
 
-A node that looks rows up moves no activation, so it is no kernel: it stays in float, and gives floats. What is
-stored in integers is the table behind it.
+A node that looks rows up moves no activation, so it is no kernel: it stays in float, and gives floats. Its table
+is stored in integers.
 """
 
 from __future__ import annotations

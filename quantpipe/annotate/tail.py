@@ -1,4 +1,4 @@
-"""The decode tail of a detector: what stands behind the last layers and turns their results into boxes and scores.
+"""Find the decode tail of a detector: it follows the last layers and turns their results into boxes and scores.
 
 It adds anchors, multiplies by strides, takes the expectation of a distribution over distances, and joins boxes of
 several hundred with scores between 0 and 1. It multiplies next to nothing, and rounding there moves every box.
@@ -22,7 +22,7 @@ FOLLOWING = (Family.MOVE, Family.CLAMP)
 
 
 def tail_of(graph: Graph) -> frozenset[str]:
-    """Return the nodes that no layer comes behind.
+    """Return the nodes that no layer follows.
 
     A layer multiplies by weights of its own. One that reads a Softmax is none: it takes the expectation of a
     distribution (the distances of a "distribution focal loss"). What depends on no input is left out.

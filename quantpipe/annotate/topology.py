@@ -189,7 +189,7 @@ def _edges(graph: Graph) -> list[Edge]:
 
 
 def _forbid_float(graph: Graph, reasons: dict[str, Reason], spec: HardwareSpec) -> None:
-    """A device with nothing beside it that computes floats takes no float nodes (`check` lists them all)."""
+    """A device without a host that computes floats takes no float nodes (`check` lists them all)."""
     real = [n for n in reasons if graph.dtypes.get(graph.by_name[n].outputs[0], "float32") == "float32"]
     if spec.float_on is not FloatOn.NONE or not real:
         return

@@ -240,7 +240,7 @@ class Topologies:
 
     @cached_property
     def tail(self) -> frozenset[str]:
-        """Return the nodes behind the last layers that go into float as one.
+        """Return the nodes after the last layers that go into float as one.
 
         They are those that run in integers and could run in float; none where a single one of them computes, or the
         user has decided.
@@ -316,7 +316,7 @@ class Topologies:
         return Structure(tuple((choice_key(ChoiceKind.ADD, n), treatment.value) for n in self._sums))
 
     def _touches_stated(self, kernel: Kernel) -> bool:
-        """Return whether a tensor beside the kernel has to stay stored.
+        """Return whether a tensor next to the kernel has to stay stored.
 
         It has to where a user states something of it, or of a tensor that is stored only as long as it is.
         """

@@ -91,7 +91,7 @@ class Formula:
 def _exp(exponentials: Callable[[float, Ints], Ints]) -> Callable[[Formula], Ints]:
     """exp(x) = exp(x - m) · 2^k with m = k·ln 2, the smallest m that no stored result exceeds; larger x saturate there.
 
-    So the exponentials are of numbers at most 0, as in a Softmax, and what is behind them is a power of two.
+    So the exponentials are of numbers at most 0, as in a Softmax, and the factor 2^k is a power of two.
     """
 
     def entries(f: Formula) -> Ints:
@@ -186,7 +186,7 @@ def _left(values: Ints, bits: int) -> Ints:
 
 
 def _half_away(values: Ints, bits: int) -> Ints:
-    """V / 2^bits, halves away from zero."""
+    """V / 2^bits, ties away from zero."""
     half = (1 << bits) >> 1
     return np.asarray(np.sign(values) * ((np.abs(values) + half) >> bits), np.int64)
 

@@ -2,7 +2,7 @@
 
 Each is measured on samples it was not fitted to, which makes an ablation of the method on the model at hand. The
 measure is what the outputs lose against the float model's (KL of class scores), without labels. A step that is not kept
-leaves nothing behind; the next one works on what the last kept one left.
+leaves nothing; the next one works on what the last kept one left.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def accept_steps(
     """Try the steps in order. `judges`: step name -> what decides about it in place of `measure`; lower is better.
 
     A step that cannot apply, or whose numbers the device or the network cannot express, or that comes upon values which
-    have no integers (a float node that divides by what became zero), is not kept, and its row says why. Where the loss
-    is `kl_target` behind a walk, steps that would repeat it in other units are left out.
+    have no integers (a float node that divides by what became zero), is not kept; its row has the reason. Where the
+    loss is `kl_target` after a walk, steps that would repeat it in other units are left out.
     """
     state, best = start, measure(start)
     table: list[StepRow] = []

@@ -34,7 +34,7 @@ T = TypeVar("T")
 Numbers = tuple[np.float32, int, int, int]
 """Scale, zero point, minimum and maximum integer."""
 Weight = tuple[bytes | None, Callable[[], Array] | None]
-"""A key that tells a weight from others, and what gives it; None of a unit's own."""
+"""A key that identifies a weight, and its source; None of a unit's own."""
 
 MOST_KEPT = 1 << 26
 """Bytes of weights whose sessions a unit keeps, and all units before it together; an eighth of the memory, if less."""
@@ -51,7 +51,7 @@ class Decisions(Protocol):
         """Return how a stored tensor is rounded."""
 
     def weight_key(self, tensor: str) -> bytes:
-        """Return what tells the integers of a weight from those by other thresholds."""
+        """Return a key for the integers of a weight by its thresholds."""
 
     def weight(self, tensor: str) -> Array:
         """Return the real values of a weight's integers."""
@@ -98,7 +98,7 @@ class UnitRunner:
         self._sessions = {k: session for k, session in self._sessions.items() if k in (None, key)}
 
     def sessions(self, wanted: Sequence[Weight], pool: Executor) -> list[Session]:
-        """Return the unit with some weights, each a key that tells it from others, and what gives it.
+        """Return the unit with some weights, each as its key and its source.
 
         `wanted`: the weights; (None, None) is the unit's own.
         """
@@ -130,7 +130,7 @@ class LayerStream:
         units: what runs at once, in order.
         batches: the samples.
         decisions: what holds for a unit by the time that it is run.
-        memory_mb: a quarter of it is what kept tensors may take in memory, half is for those of layers that run.
+        memory_mb: a quarter of it is what kept tensors may take in memory, half is for layers that run.
             Where it is little, batches run in pieces; which samples a share has does not depend on it.
     """
 
@@ -200,7 +200,7 @@ class LayerStream:
         return self._samples
 
     def share(self, share: float) -> list[int]:
-        """Return the pieces of a share of the batches, evenly spread; a larger share has those of a smaller one."""
+        """Return the pieces of a share of the batches, evenly spread; a larger share includes a smaller one."""
         self._read()
         order = _spread(len(self._batches))
         return [n for batch in sorted(order[: max(1, min(len(order), round(share * len(order))))])

@@ -29,7 +29,7 @@ class Calibrated:
 
 @dataclass(frozen=True, eq=False)
 class Choosing:
-    """Say who decides: the calibrator of the threshold option for all kernels (or None), those of packages first."""
+    """Name the calibrators: first of packages, then of the threshold option for all kernels (or None)."""
 
     general: Calibrator | None
     name: str = "threshold"

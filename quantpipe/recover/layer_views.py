@@ -1,7 +1,7 @@
 """The walk of calibrators: kernel by kernel in graph order, with four views of each.
 
 A tensor of the quantized model is kept as the layer gives it, before its result is rounded: it is rounded where it is
-read, by the range that holds there. So a decision about an input is seen at once, and all layers behind it see it, too.
+read, by the range that holds there. So a decision about an input is seen at once, and all layers after it see it, too.
 Layers are run as far as calibrators look (`layer_stream.py`): a batch that none of them asks for costs nothing.
 """
 
@@ -270,7 +270,7 @@ class _View:
     # --- what is decided --------------------------------------------------------------------------------------------
 
     def range_from(self, tensor: str, given: Any, who: str) -> Range:
-        """Return a decided range, or that of exact numbers; ConfigError for what is neither or cannot be."""
+        """Return a decided range, or the range of exact numbers; ConfigError for what is neither or cannot be."""
         schema = self._walk.problem.schema.activations
         if isinstance(given, ExactGrid):
             scale, zero = float(np.asarray(given.scale)), int(np.asarray(given.zero_point))
@@ -299,7 +299,7 @@ class _View:
         return given
 
     def thresholds_from(self, given: Any, who: str) -> NDArray[np.float64]:
-        """Return decided thresholds of the weight, or those of exact numbers, in the form that it has."""
+        """Return decided thresholds of the weight, or thresholds of exact numbers, in the form that it has."""
         own, schema = self.thresholds, self._walk.problem.schema.weights
         if own is None:
             self.refuse(who, "decides on a weight, and this layer has no open weight")

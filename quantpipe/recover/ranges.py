@@ -1,7 +1,7 @@
 """Activation ranges chosen again on the recovered, quantized network.
 
-An estimator knows one tensor; what a range is worth depends on what the layers behind make of it. So ranges next to
-the present one are tried, those first whose own error (from the histogram of the float tensor) is least against the
+An estimator knows one tensor; the value of a range depends on the layers after it. So ranges next to
+the present one are tried, those first whose own error (from the histogram of the float tensor) is smallest against the
 present one's, and each is kept if the KL of the whole quantized network falls on some calibration samples.
 """
 
@@ -47,7 +47,7 @@ class _Candidate:
     group: ScaleGroup
     factor: float
     ratio: float
-    """Its squared error over that of the present range."""
+    """Its squared error over the squared error of the present range."""
 
 
 def chosen_ranges(work: Work, state: State, options: Ranges) -> State:

@@ -24,7 +24,7 @@ class StepItem:
 
     @property
     def rescales(self) -> bool:
-        """Return whether it puts channels in other units, which behind a walk costs another one."""
+        """Return whether it puts channels in other units, which after a walk costs another one."""
         return STEPS[self.name].rescales
 
 
@@ -33,7 +33,7 @@ class RecoverOptions:
     """State which steps of recovery are tried, in which order, and with what.
 
     `steps`: names, or mappings of a name and parameters (none: no recovery). `rows`, `rounding`, `ridge`, `damping`,
-    `shrinkage_factor`: those of every step that walks through the layers and does not say otherwise. `kl_target`: the
+    `shrinkage_factor`: for every step that walks through the layers, unless it has its own. `kl_target`: the
     KL at which no walk is repeated in other units. `holdout`: the share of the search samples that judge the steps, and
     that a search does not see whose candidates have recovered weights. `when`: `always`; `missed` for recovery only
     where the search missed its objective; or `searched` for recovery there and after searches of several candidates.

@@ -1,10 +1,10 @@
 """What the steps of recovery share: the network as it stands, and the two ways to change it.
 
 A state is a graph and a topology that compute what the float model computes, and the overrides that a plan for them
-takes. A step is a pure function of (work, state): it gives another state, or says why it cannot. Either it walks
+takes. A step is a pure function of (work, state): it returns another state, or the reason why not. Either it walks
 through the layers and gives integer weights and biases (`walked`), or it puts channels in other units (`rescaled`) or
 mixes them (`rotated`), or it chooses ranges. What an earlier step did stays: a walk works on the changed network and on
-the chosen ranges, and a change behind a walk repeats the walk.
+the chosen ranges, and a change after a walk repeats the walk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from quantpipe.types import (
 )
 
 VALUES = 16384
-"""Of a tensor in one sample, at most: histograms of a hundred samples are then those of more than a million values."""
+"""Of a tensor in one sample, at most: histograms of a hundred samples then have more than a million values."""
 
 _NOTHING = Profile("", 0, {})
 
@@ -58,7 +58,7 @@ Measure = Callable[[Graph, Topology, QuantPlan], float]
 
 
 class NotApplicable(Exception):
-    """A step has nothing to do here; the message says why."""
+    """A step has nothing to do here, for the reason in the message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Work:
     """Hold what does not change from step to step.
 
     `samples` are those that steps are fitted to; `fitted` measures on the first few of them (None: on all). `profile`:
-    the statistics behind the strategy, where known. `training`: what the step `train` learns from.
+    the statistics of the strategy, where known. `training`: what the step `train` learns from.
     """
 
     graph: Graph

@@ -21,7 +21,7 @@ class Evaluate(Protocol):
     def __call__(self, points: Sequence[Point], incumbent: Score | None = None) -> Sequence[Score]:
         """Return the scores of the points.
 
-        `incumbent` says that of each point only this matters: is it better than that score by the objective, and by how
+        `incumbent`: of each point only this matters: is it better than that score by the objective, and by how
         much. Of one that is not, the measurement may end early; its score is `pruned`, with the exact cost and a value
         that it would not have exceeded. Without one every score is exact.
         """

@@ -42,7 +42,7 @@ class Batching:
         size: With at most so many points, all new (None: with all that were asked). A list of scores is logged when the
             call returns, those of an iterator one by one; so what a kill can lose is one batch, or what the iterator
             has in flight.
-        prunes: It takes a second argument, a function that says of a partial score that it cannot win any more.
+        prunes: It takes a second argument, a function that returns whether a partial score can no longer win.
     """
 
     size: int | None = 1

@@ -43,7 +43,7 @@ class Evaluator:
 
     measure: scores points, as `batching` says.
     budget: where it rejects to go on; none by default.
-    log: where trials are kept, and those of an earlier run come from.
+    log: where trials are kept, and where trials of an earlier run come from.
     on_trial: called with each newly measured trial and the best one so far.
     clock: seconds, for tests.
 

@@ -1,6 +1,6 @@
 """trials.jsonl: the append-only memory of a search, one JSON object a line, that survives a kill at any moment.
 
-The first line carries the origin, and every line the digest of what it says. A line that does not fit its digest, or a
+The first line carries the origin, and every line the digest of its content. A line that does not fit its digest, or a
 last line without its newline (what a kill in the middle of a write leaves), is dropped with a warning: its trial is
 measured again and has its number again. A damaged header is written again where the lines show whose they are: their
 digests include the origin. Logs of earlier versions have no digests; their lines are believed where they can be read.
@@ -152,7 +152,7 @@ class JsonlLog:
         return _Parsed(header=False, intact=False)
 
     def _sorted_out(self, lines: list[bytes], torn: int) -> _Parsed:
-        """What is good of whole lines."""
+        """The valid part of whole lines."""
         header = self._own_header(lines[0])
         found = _Parsed(header=header is not None, kept=[] if header is None else [lines[0]])
         damaged = []
@@ -251,7 +251,7 @@ def _any_log(path: Path, *, stage: str) -> tuple[dict[str, str], bool, list[byte
 def find_trial(path: Path, number: int) -> LoggedTrial:
     """Return the trial of this number in a log of any origin.
 
-    Raises ArtifactError where there is none.
+    Raises ArtifactError if it is missing.
     """
     origin, sealed, lines = _any_log(path, stage="replay")
     found = []

@@ -8,7 +8,7 @@ that the lowest cost that keeps it near; of equal costs the lowest loss.
 order take the weighted one, with the tolerance as weight: so much value is worth the whole cost.
 
 `Score.value` is higher-is-better: the accuracy, or minus the KL divergence, or minus the mean squared error, or minus
-the largest loss of all outputs (auto), or the average precision of a detector beside the float model's detections, or
+the largest loss of all outputs (auto), or the average precision of a detector against the float model's detections, or
 what a function of the user's gives; so the float model's value is its accuracy, or 0, or 1, or what that function gives
 it. KL to
 the float output ranks candidates best and needs no labels (Spearman 0.92 to 0.97 against true accuracy, where accuracy
@@ -288,7 +288,7 @@ class Objective:
     def energy(self, score: Score, start: Score) -> float:
         """Return the order as one number in [0, 2], lower is better, for algorithms that need distances.
 
-        Feasible scores lie in [0, 1], infeasible ones in [1, 2]. Costs count as shares of the most precise point's
+        Feasible scores are in [0, 1], infeasible ones in [1, 2]. Costs count as shares of the most precise point's
         cost (`start`); values, which have no natural unit, as x / (1 + x) of multiples x of the tolerance.
         """
         if self.open_ended:
@@ -334,7 +334,7 @@ class Objective:
 
 
 def cost_kind(name: str) -> CostKind:
-    """Return the cost of a name. ConfigError for what is none."""
+    """Return the cost of a name. ConfigError for other names."""
     names = [OWN_COST, *(kind.value for kind in CostKind)]
     if name not in names[1:]:
         raise illegal("objective.cost", name, "one of " + ", ".join(names) + nearest(str(name), names))
@@ -344,7 +344,7 @@ def cost_kind(name: str) -> CostKind:
 def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     """Return the weights of outputs (`objective.outputs`), by name.
 
-    Raises ConfigError for what is none.
+    Raises ConfigError for other values.
     """
     if given is None:
         return ()

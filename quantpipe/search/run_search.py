@@ -32,7 +32,7 @@ class Stopped(StrEnum):
 class SearchResult:
     """What a search found. `trace` has each trial that was the best when it was answered; its last one is the best.
 
-    `evaluations` counts distinct points, `evaluations_new` those of them that were measured now and not taken from the
+    `evaluations` counts distinct points, `evaluations_new` the ones that were measured now and not taken from the
     log; `seconds` is the time of measuring them all, logged ones with their logged time; `pruned` of the trials were
     given up early. `front` is the Pareto front of the exact ones, the cheapest first.
     """

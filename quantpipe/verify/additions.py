@@ -41,7 +41,7 @@ class Addition(Written):
     def _join(self) -> Any:
         """The Add at which the operands meet.
 
-        It is the first one: where both are one tensor, steps of rounding behind it may add two values that are made of
+        It is the first one: where both are one tensor, steps of rounding after it may add two values that are made of
         that tensor as well.
         """
         operands = [self.numbers.value(t["tensor"], t["form"]) for t in self.plan["terms"]]
@@ -225,7 +225,7 @@ class Addition(Written):
         return self.model.constant(product.input[1]), str(add.input[1])
 
     def _follows(self, total: str) -> None:
-        """What is behind the sum: rounded to even, clipped, stored."""
+        """Check the ops after the sum: rounded to even, clipped, stored."""
         out = self.plan["requantize"]
         whole = np.arange(int(out["range"][0]) - 2, int(out["range"][1]) + 3, dtype=np.float32)
         points = np.concatenate([whole, whole + np.float32(0.5), whole + np.float32(0.25)]).reshape(1, -1)

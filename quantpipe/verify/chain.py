@@ -1,4 +1,4 @@
-"""Read narrowing off the graph, op by op, where that says more at once than running it on many accumulators."""
+"""Read narrowing off the graph, op by op, where that shows more at once than running it on many accumulators."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quantpipe.verify.ops import attribute, target
 from quantpipe.verify.realized_model import Model
 
 WHOLE_SINGLES = 1 << 24
-"""Up to here every whole number is a float32."""
+"""Up to here every integer is a float32."""
 
 
 def is_specified(model: Model, result: str, sources: Mapping[str, Any], numbers: Mapping[str, Any]) -> bool:
-    """Return whether the ops from the one accumulator to its result are those of the specification, one by one.
+    """Return whether the ops from the one accumulator to its result match the specification, one by one.
 
-    They are a float32 of the accumulator, its product with the multiplier, rounding with halves to even, the zero point
+    They are a float32 of the accumulator, its product with the multiplier, rounding with ties to even, the zero point
     and the clamp: what docs/numerics.md specifies for `float_multiplier`. Each op's own meaning is ONNX's.
 
     Returns False as well where the model narrows in another order that may be right.
@@ -86,7 +86,7 @@ class _Back:
         return node if known and node is not None and attribute(node, "saturate", 1) == 1 else None
 
     def _constants(self, node: onnx.NodeProto) -> list[np.ndarray[Any, Any]] | None:
-        """What an op reads beside its first input; None where that is no constant."""
+        """What an op reads next to its first input; None where that is no constant."""
         rest = list(node.input[1:])
         return [self._model.constant(i) for i in rest] if all(i and self._model.is_constant(i) for i in rest) else None
 

@@ -12,7 +12,7 @@ from quantpipe.verify.files import expect
 
 
 def expect_blocks(entry: Mapping[str, Any], weight: NDArray[Any], name: str) -> None:
-    """Check the integers of a weight against what plan.json says of its blocks.
+    """Check the integers of a weight against its blocks in plan.json.
 
     `weight`: its integers, in the layout of the float weight.
     """
@@ -34,7 +34,7 @@ def expect_blocks(entry: Mapping[str, Any], weight: NDArray[Any], name: str) -> 
 
 
 def expect_codes(ends: Any, bits: int, name: str) -> None:
-    """Check that the ends of codes are those of a number of bits: of signed ones, the smallest left out or not."""
+    """Check that the ends of codes fit a number of bits: of signed ones, the smallest left out or not."""
     half = 1 << (bits - 1)
     expect(
         list(ends) in ([-half, half - 1], [1 - half, half - 1]), name, f"its codes {list(ends)} are not of {bits} bits"

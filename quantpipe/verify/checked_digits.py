@@ -30,7 +30,7 @@ def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any
 
 
 def digits(values: Array, count: int, bits: int) -> Iterator[Array]:
-    """Yield the integers whose sum, times powers of 2^bits, is `values`; the largest first, halves to even."""
+    """Yield the integers whose sum, times powers of 2^bits, is `values`; the largest first, ties to even."""
     rest = values.astype(np.int64)
     for place in range(count - 1, 0, -1):
         below = rest >> (place * bits)

@@ -1,6 +1,6 @@
 """Check one kernel, by the kind that plan.json gives it.
 
-Its numbers in the model must be those of the plan, its bounds must follow from its weights, and each claim of the
+Its numbers in the model must equal those in the plan, its bounds must follow from its weights, and each claim of the
 certificate must hold.
 """
 
@@ -78,11 +78,11 @@ class KernelCheck(Pieces):
             self._same_table()
 
     def _skip(self) -> None:
-        """Nothing is known of what lies behind the result."""
+        """Skip the ops that make the result: they are not checked."""
         self._behind()
 
     def _behind(self) -> list[onnx.NodeProto]:
-        """What lies behind the result, up to other kernels."""
+        """Return the ops that make the result, back to other kernels."""
         made = self.plan["result"]
         self.numbers.raw[made["tensor"]] = self._bounded()
         pending, found = [self.result], []

@@ -1,8 +1,8 @@
 """Loops whose body multiplies a state by integer weights: their weights, scales and bounds, and the states they store.
 
-Each product reads the state behind QuantizeLinear, as integers or as integers in floats, and its sums are scaled
+Each product reads the state after QuantizeLinear, as integers or as integers in floats, and its sums are scaled
 by the numbers of plan.json. What steps pass on goes through QuantizeLinear and DequantizeLinear before anything reads
-it, first states in front of the loop. What else the body computes is float arithmetic, and not proved.
+it, first states before the loop. What else the body computes is float arithmetic, and not proved.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Body:
         return value
 
     def check_first(self, value: str, q: Mapping[str, Any]) -> set[str]:
-        """Check that a first state is zero, which every grid has, or stored in front of the loop; by these nodes."""
+        """Check that a first state is zero, which every grid has, or stored before the loop; by these nodes."""
         maker = self._model.producer.get(value)
         if self._model.is_constant(value):
             expect(not np.any(self._model.constant(value)), self._name, "its first state is not stored")
@@ -149,7 +149,7 @@ class Body:
         return {p: self._made(value) for p, value in enumerate(self._outputs[:states]) if real[p]}
 
     def _made(self, value: str) -> str:
-        """What a step makes, behind the choices between it and what a sample that has ended keeps or shows."""
+        """Return what a step makes, before the choice between it and what a sample that has ended keeps or shows."""
         while (at := self._makers.get(value)) is not None and at.op_type in (*SHAPES, "Where"):
             value = at.input[1 if at.op_type == "Where" else 0]
         return value

@@ -70,7 +70,7 @@ class Moved(Written):
     def _through(self, value: str, node: Any, read: Any = None) -> None:
         """Check one operand on its way to the result.
 
-        Each integer is the same behind the op as before, or clamped or rescaled as the plan says.
+        Each integer is the same after the op as before, or clamped or rescaled as in the plan.
         """
         read = read or self.plan["reads"][0]
         codes = self._codes(read)

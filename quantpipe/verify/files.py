@@ -24,7 +24,7 @@ Array = NDArray[Any]
 JSON, MODEL, PAGE = 256 << 20, 2 << 30, 1 << 16
 """Bytes of a JSON file and of the model that are read at most; a data file is filled up to pages."""
 PARTS = {b"[": 1 << 21, b"{": 1 << 21, b",": 1 << 24}
-"""How often these stand in a JSON file at most: what it takes in memory depends on them."""
+"""Maximum number of these in a JSON file: what it takes in memory depends on them."""
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 

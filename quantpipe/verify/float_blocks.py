@@ -1,6 +1,6 @@
 """Weights in blocks with float scales, by which floats are multiplied: codes, scales and zero points in the file.
 
-They stand behind DequantizeLinear with a `block_size`, or packed in MatMulNBits. What the products come to is float
+They follow DequantizeLinear with a `block_size`, or packed in MatMulNBits. What the products come to is float
 arithmetic, and not proved.
 """
 
@@ -92,7 +92,7 @@ def _packed(node: onnx.NodeProto, model: Model) -> tuple[Array, Array, Array, in
 
 
 def _unpacked(stored: Array, bits: int) -> Array:
-    """Codes of four bits, two to the byte, the first one low; those of eight as they are."""
+    """Codes of four bits, two to the byte, the first one low; codes of eight bits as they are."""
     if bits == 8:
         return stored.astype(np.int64)
     flat = stored.reshape(*stored.shape[:-1], -1, 1)

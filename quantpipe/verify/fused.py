@@ -44,7 +44,7 @@ class FusedOperand:
 class Fused:
     """Hold one fused kernel.
 
-    `out`: scale and zero point of its result (None: floats leave); `clip`: bounds of a clip behind it. `bias`:
+    `out`: scale and zero point of its result (None: floats leave); `clip`: bounds of a clip after it. `bias`:
     its integers, and its scale and zero point where it has such.
     """
 

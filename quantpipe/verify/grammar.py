@@ -53,7 +53,7 @@ ATTRIBUTES: Mapping[tuple[str, str], Legal] = {
 }
 """(domain, op) -> attributes of the nodes of kernels: the legal values, or FOLLOWED."""
 COPIED = ("move", "lookup")
-"""Kinds of kernels that a form may write as the float op itself: their attributes are those of the certificate."""
+"""Kinds of kernels that a form may write as the float op itself: their attributes are in the certificate."""
 
 
 def check_file(model: onnx.ModelProto, certificate: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ def _expect_no_other_fields(model: onnx.ModelProto) -> None:
 
 
 def _expect_functions(model: onnx.ModelProto, certificate: Mapping[str, Any]) -> None:
-    """The functions are those of packages that the certificate names; an earlier one names none."""
+    """The functions belong to packages that the certificate names; an earlier one names none."""
     found = [(f.domain, f.name) for f in model.functions]
     named = certificate.get("functions")
     for domain, name in found:

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 def held(dtype: np.dtype[Any]) -> int:
-    """Return the largest whole number up to which a type holds them all."""
+    """Return the largest integer up to which a type holds them all."""
     if dtype.kind == "f":
         return (1 << 24) - 1 if dtype.itemsize == 4 else (1 << 53) - 1
     return int(np.iinfo(dtype).max)
@@ -44,7 +44,7 @@ class Linear:
 
 
 class Sums:
-    """Hold the linear values behind `result`.
+    """Hold the linear values that make `result`.
 
     `heads`: the products' values and types; `wraps`: the type whose overflow the device models by wrapping, so that a
     cast to it is no part of the sum.

@@ -26,7 +26,7 @@ class ClaimedNumbers:
         self.claims: Mapping[str, Any] = certificate["kernels"]
         self.form = str(certificate["form"])
         self.raw: dict[str, int] = {}
-        """Greatest magnitude of tensors that are passed on as accumulators."""
+        """Maximum magnitude of tensors that are passed on as accumulators."""
 
     def value(self, tensor: str, form: str = "quantized") -> str:
         """Return the name of the value in the model that holds a tensor."""
@@ -49,7 +49,7 @@ class ClaimedNumbers:
     def quantizer(self, tensor: str) -> Mapping[str, Any]:
         """Return the entry of a stored tensor in plan.json.
 
-        Raises Wrong where there is none.
+        Raises Wrong if it is missing.
         """
         found = self.plan["quantizers"].get(tensor)
         if found is None:

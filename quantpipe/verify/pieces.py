@@ -51,7 +51,7 @@ class Pieces(Written):
         return found
 
     def _ways(self) -> list[Mapping[str, Any]]:
-        """The device's signatures of this op, those inside its kernels of several ops behind its own."""
+        """The device's signatures of this op, also inside its kernels of several ops after its own."""
         device, op = self._hardware(), self.plan["op"]
         ways = device.get("ops", {}).get(op, [])
         inside = [of for kernel in _kernels(device) for of in kernel.get("signatures", {}).values()]
@@ -65,7 +65,7 @@ class Pieces(Written):
         return [*(a for a in own if a is not None), self._hardware().get("accumulator", {})]
 
     def _zero_said(self) -> str | None:
-        """Where the device adds this op's zero point, if that is said; the op's own word goes first."""
+        """Where the device adds this op's zero point, if declared; the op's own word goes first."""
         places = [way.get("requantize") for way in self._ways()]
         own = [place for place in places if place is not None] or [self._hardware().get("requantize")]
         found = [word for place in own if isinstance(place, Mapping) and (word := _zero(place)) is not None]
@@ -149,7 +149,7 @@ class Pieces(Written):
         return 1 << (shift - 1) if shift > 0 else 0
 
     def _bound(self, found: int) -> None:
-        """The claimed bound is that of the weights as they lie in the model, and it fits the accumulator."""
+        """The claimed bound follows from the weights in the model, and it fits the accumulator."""
         claim, overflow = self.numbers.claims[self.node]["accumulator"], self.plan.get("overflow")
         for where, bound in (("plan.json", self.plan["accumulator_bound"]), ("the certificate", claim["bound"])):
             expect(bound == found, self.node, f"its sums reach {found}, {where} says {bound}")
@@ -197,7 +197,7 @@ class Pieces(Written):
         return self.numbers.codes(term["tensor"]).size if stored else 2 * self.numbers.peak(term["tensor"], "raw") + 1
 
     def _peak_with_zero(self, term: Mapping[str, Any]) -> int:
-        """Greatest |q| of an operand, zero point included."""
+        """Maximum |q| of an operand, zero point included."""
         if term["form"] != "quantized":
             return self.numbers.peak(term["tensor"], "raw")
         return int(np.max(np.abs(self.numbers.codes(term["tensor"]).astype(np.int64))))

@@ -11,7 +11,7 @@ from quantpipe.verify.realized_model import Model
 LAST = frozenset({"MatMulInteger", "MatMul"})
 """Products with their channels on the last axis."""
 SPATIAL = frozenset({"ConvInteger", "Conv", "ConvTranspose"})
-"""Products with as many axes behind their channels as their weight has behind its first two."""
+"""Products with as many axes after their channels as their weight has after its first two."""
 OTHERWISE = frozenset({"Gather", "QuantizeLinear", "DequantizeLinear"})
 """Element-wise ops whose constants lie along what an attribute says, or along nothing."""
 

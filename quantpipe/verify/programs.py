@@ -72,7 +72,7 @@ def _expect_numbers(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.Nod
 
 
 def _wanted(step: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Both ends of a clip stand for themselves."""
+    """Return the numbers of a step; those of a clip as its two ends."""
     return ("clip", *map(_flat, step["numbers"])) if step["op"] == "clip" else _flat(step["numbers"])
 
 
@@ -106,7 +106,7 @@ def _evaluator(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProt
 
 
 def _run(evaluator: ReferenceEvaluator, feeds: Mapping[str, Array], node: str) -> dict[str, Ints]:
-    """Whole numbers that nodes make, by value."""
+    """Integers that nodes make, by value."""
     with np.errstate(all="ignore"):
         try:
             found = dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
@@ -152,7 +152,7 @@ def _stepped(plan: Mapping[str, Any], operands: Sequence[Ints], node: str) -> li
 
 
 def _stored(plan: Mapping[str, Any], value: Ints) -> Ints:
-    """What is stored of the last value of a program."""
+    """Return the stored integers of the last value of a program."""
     numbers = plan.get("requantize")
     if numbers is None:
         return value

@@ -62,7 +62,7 @@ def _shown(value: Any) -> str:
 
 
 def _expect_constants(folder: Folder, nodes: Collection[onnx.NodeProto]) -> None:
-    """Constants that these nodes read, or that leave the graph, are those of the certificate."""
+    """Constants that these nodes read, or that leave the graph, are in the certificate."""
     graph, named = folder.model.graph, folder.certificate["constants"]
     read = {name for node in nodes for name in _read(node)} | {o.name for o in graph.output}
     found = {t.name for t in graph.initializer if t.name in read}

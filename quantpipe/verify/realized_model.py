@@ -23,7 +23,7 @@ ALL = slice(None)
 FURTHER = "Reshape"
 """An int8 weight that several nodes read goes to each further one by way of such a node, to its own shape."""
 COPY = "/reader"
-"""What follows the name of a weight in that of a copy for a further reader, and a number behind it."""
+"""What follows the name of a weight in the name of a copy for a further reader, and a number after it."""
 
 
 class Model:
@@ -129,7 +129,7 @@ class Model:
         """Return a value as a function of others, element by element.
 
         `rows`: some channels only, where the fed values are theirs. Raises Wrong where something else than element-wise
-        ops lies between them.
+        ops is between them.
         """
         done = dict(feeds)
         return self._run(value, done, rows)
@@ -178,7 +178,7 @@ class Model:
         return list(nodes.values()), list(found)
 
     def back(self, value: str, stops: set[str]) -> Iterator[str]:
-        """Yield the values behind a value, itself included, up to `stops` and to what is not element-wise."""
+        """Yield the values that make a value, itself included, back to `stops` and to ops that are not element-wise."""
         pending, known = [value], set()
         while pending:
             at = pending.pop()

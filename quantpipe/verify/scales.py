@@ -51,7 +51,7 @@ def expect_fixed(numbers: Mapping[str, Any], real: Array, where: str) -> None:
 def expect_shared(numbers: Mapping[str, Any], real: float, count: int, where: str) -> None:
     """Check the fixed-point multiplier of an average over a whole map.
 
-    It is that of one element, shifted left by floor(log2 n) bits, over n, the rest dropped.
+    It is the multiplier of one element, shifted left by floor(log2 n) bits, over n, the rest dropped.
     """
     q31, shift = fixed_point(real)
     bits = min(math.frexp(count)[1] - 1, 31 + shift)
@@ -62,7 +62,7 @@ def expect_shared(numbers: Mapping[str, Any], real: float, count: int, where: st
 
 
 def fixed_point(real: float) -> tuple[int, int]:
-    """Return (M, shift) with M in [2^30, 2^31) and M · 2^(shift - 31) nearest to `real`, halves up.
+    """Return (M, shift) with M in [2^30, 2^31) and M · 2^(shift - 31) nearest to `real`, ties up.
 
     The result is (0, 0) below 2^-32.
     """
@@ -75,7 +75,7 @@ def fixed_point(real: float) -> tuple[int, int]:
 
 
 def fewer_bits(pairs: list[tuple[int, int]], numbers: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return multipliers of as many bits as an entry of plan.json says, halves up, at most all ones.
+    """Return multipliers of as many bits as in an entry of plan.json, ties up, at most all ones.
 
     Products that are rounded once, and then shifted right, keep these bits alone; else zeros stand in place of the
     others.

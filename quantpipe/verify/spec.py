@@ -1,6 +1,6 @@
 """Specify narrowing from an accumulator to a stored integer before its clamp (docs/numerics.md), in integers only.
 
-No float takes part: a float32 is a whole number times a power of two here, and rounding is shifting.
+No float takes part: a float32 is an integer times a power of two here, and rounding is shifting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def narrowed(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
     """Return what an entry makes of accumulators with the exact product.
 
-    It is rounded once, in the same mode (double rounding: halves away from zero).
+    It is rounded once, in the same mode (double rounding: ties away from zero).
 
     `acc`: the accumulators, `[C or 1, N]`. Returns the stored integers, `[C, N]`.
     """
@@ -63,7 +63,7 @@ def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 
 
 def clamp(values: NDArray[Any], bounds: Any) -> Ints:
-    """Return integers clamped between a least and a largest one, or those of each channel.
+    """Return integers clamped between a minimum and a maximum, or one of each per channel.
 
     `values`: integers, `[C or 1, N]`. `bounds`: the minimum and maximum integer, a single number or `[C]` each.
     """
@@ -77,7 +77,7 @@ def column(values: Any) -> Ints:
 
 
 def parts(values: NDArray[np.float64]) -> tuple[Ints, Ints]:
-    """Return float32 values as an odd whole number times a power of two.
+    """Return float32 values as an odd integer times a power of two.
 
     `values`: float32 values of any shape. Raises Wrong where a value is no finite float32 number.
     """
@@ -118,7 +118,7 @@ def _times(acc: Ints, whole: Ints, power: Ints) -> tuple[Ints, Ints]:
 
 
 def _single(value: Ints, exponent: Ints) -> tuple[Ints, Ints]:
-    """Return value · 2^exponent rounded to the 24 bits of a float32, halves to even."""
+    """Return value · 2^exponent rounded to the 24 bits of a float32, ties to even."""
     size = np.frexp(np.abs(value).astype(np.float64))[1].astype(np.int64)
     drop = np.maximum(size - 24, 0)
     if not np.any(drop):

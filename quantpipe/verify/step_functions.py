@@ -33,7 +33,7 @@ BY_CHANNEL = ("multiplier", "q31", "left_shift")
 def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDArray[np.float64]) -> Ints:
     """Return the smallest argument in [low, high] at which a rising function reaches each level.
 
-    `function`: the function, of arguments `[C, K]`. `levels`: the levels, `[K]`. `low`: least argument, `[C, 1]`.
+    `function`: the function, of arguments `[C, K]`. `levels`: the levels, `[K]`. `low`: minimum argument, `[C, 1]`.
     `high`: largest argument, `[C, 1]`. `near`: where to look first, `[C or 1, K]`. Returns the arguments, `[C, K]`;
     high + 1 where a level is not reached.
     """
@@ -107,7 +107,7 @@ class ClaimedNarrowing:
 
     @cached_property
     def blocks(self) -> list[tuple[slice, ClaimedNarrowing]]:
-        """Yield some channels at a time, so that what is held of them fits a processor's cache."""
+        """Yield some channels at a time, so that they fit a processor's cache."""
         count = len(self.low)
         height = max(1, BLOCK // max(1, len(self.levels)))
         if count <= height:
@@ -127,7 +127,7 @@ class ClaimedNarrowing:
         return spec.clamp(q, self.numbers["range"])
 
     def points(self) -> Ints:
-        """Return every accumulator beside a step, and both ends, `[C, N]`."""
+        """Return every accumulator next to a step, and both ends, `[C, N]`."""
         beside = [np.clip(self.steps + offset, self.low, self.high) for offset in (-1, 0)]
         return np.concatenate([*beside, self.low, self.high], axis=1)
 
@@ -146,7 +146,7 @@ class ClaimedNarrowing:
         return equal
 
     def departures(self, claim: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return what the certificate says of the exact product.
+        """Return the claim of the certificate about the exact product.
 
         Many steps are counted where `claim`, its entry, has their count, as earlier versions wrote it.
         """
@@ -167,7 +167,7 @@ class ClaimedNarrowing:
         return found
 
     def departing(self) -> tuple[Ints, Ints]:
-        """Return the accumulators of each level between its step and that of the exact product."""
+        """Return the accumulators of each level between its step and the step of the exact product."""
         exact = steps(
             lambda a: self._clamped(spec.exact(self.numbers, a)), self.levels, self.low, self.high, near=self._near
         )

@@ -1,6 +1,6 @@
 """Check kernels that the model writes out in integer ops.
 
-Their sums are read off the graph, and what follows is run on every accumulator beside a step of the specification.
+Their sums are read off the graph, and what follows is run on every accumulator next to a step of the specification.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Written:
         return {n.output[0]: self._type(n) for n in heads}
 
     def _type(self, head: onnx.NodeProto) -> np.dtype[Any]:
-        """What a product gives: that of two tensors what its operands are cast to."""
+        """Return the type of a product; of two tensors the type that its operands are cast to."""
         if head.op_type in ("ConvTranspose", "Conv"):
             return np.dtype(np.float32)
         cast = self.model.producer.get(head.input[0]) if head.op_type == "Mul" else None
@@ -160,7 +160,7 @@ class Written:
         return start[0], end[0]
 
     def _bias(self, found: Ints) -> Ints:
-        """|bias| per channel; Wrong where it is not that of plan.json."""
+        """|bias| per channel; Wrong where plan.json has another."""
         bias = np.asarray(self.plan["bias"] if self.plan["bias"] is not None else 0, np.int64)
         size = max(bias.size, found.size)
         same = np.array_equal(np.broadcast_to(bias, (size,)), np.broadcast_to(found, (size,)))
@@ -211,7 +211,7 @@ class Written:
         )
 
     def _wrapped(self, sources: Mapping[str, Linear], accumulator: str) -> dict[str, Linear]:
-        """Behind what leaves of them what the accumulator holds."""
+        """Return the sums where their type wraps them to the accumulator."""
         left = wrapped(self.model, self.result, self.stops, sources, accumulator=accumulator)
         found = {v: Linear(sources[s].factors, sources[s].constant, kind) for v, (s, kind) in left.items()}
         expect(bool(found), self.node, f"nothing wraps its sums in {accumulator}")
@@ -280,7 +280,7 @@ def _block_equal(
     rows: slice,
     where: str,
 ) -> None:
-    """The same of some channels, whose sums lie between the ends `far`."""
+    """The same of some channels, whose sums are between the ends `far`."""
 
     def found(acc: Ints) -> Ints:
         return np.asarray(model.run(result, {v: acc.astype(t) for v, t in types.items()}, rows)).astype(np.int64)

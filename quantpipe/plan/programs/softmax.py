@@ -63,7 +63,7 @@ def divided_softmax(
 ) -> ProgramValue:
     """Write Softmax by exponentials of any step and one division per row: out = e · ⌊2^31 / Σ e⌋ >> (31 - b).
 
-    So do I-ViT's Shiftmax and I-BERT's i-softmax; they differ in their exponentials, and drop what is behind the point.
+    So do I-ViT's Shiftmax and I-BERT's i-softmax; they differ in their exponentials, and drop what is after the point.
 
     `out`: how the result is stored; its scale is 2^-b. `entries`: the exponentials for a span of differences,
     `[span + 1]`.

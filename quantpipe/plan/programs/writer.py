@@ -179,7 +179,7 @@ def _ends(b: Operand) -> tuple[int, int]:
 
 
 def _rounded(value: int, count: int, rounding: Rounding) -> int:
-    """An end of an interval after a shift that floors or rounds halves up."""
+    """An end of an interval after a shift that floors or rounds ties up."""
     if count == 0:
         return value
     if rounding is Rounding.FLOOR:

@@ -1,6 +1,6 @@
-"""One layer whose weights lie in blocks: multipliers of the blocks from the moments, then integers column by column.
+"""Solve one layer with weights in blocks: multipliers of the blocks from the moments, then integers column by column.
 
-As `layer.solve`, with a step of its own for each weight: that of its channel times the multiplier of its block.
+As `layer.solve`, with a step of its own for each weight: the step of its channel times the multiplier of its block.
 """
 
 from __future__ import annotations

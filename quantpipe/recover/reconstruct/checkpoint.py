@@ -1,4 +1,4 @@
-"""What an interrupted walk leaves behind: one file per solved layer, for the next run to go on from.
+"""Keep the progress of a walk: one file per solved layer, for the next run to go on from.
 
 A layer's name is a digest of all that its numbers follow from: options, samples, seed, scales, and the layers before
 it. So a file can only be found by a walk that would make the same numbers, in whatever step of recovery it belongs to.

@@ -27,7 +27,7 @@ from quantpipe.simulate.simulator import bind_in_place, simulate
 from quantpipe.types import Form, Quantizer, QuantPlan, Samples, TensorInfo, Topology
 
 WORTH_RELEASING = 32 << 20
-"""Bytes let go after which memory is given back: to ask the allocator behind every layer takes small networks time, and
+"""Bytes let go after which memory is given back: to ask the allocator after every layer takes small networks time, and
 what stays with it until then is little beside what a layer needs."""
 
 

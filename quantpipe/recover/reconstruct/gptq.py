@@ -1,7 +1,7 @@
 """Rounding a layer's weights so that its output error is small: E[(ŵ - w) H (ŵ - w)ᵀ] for several scales at once.
 
 Shapes: targets `[G, O, K]`, scales `[S, G, O]`, minimum and maximum integers `[G, O]`, H `[G, K, K]`; integers and
-errors come back per scale, `[S, G, O, K]` and `[S, G, O]`. Scales may be those of single weights, `[S, G, O, K]`, as in
+errors come back per scale, `[S, G, O, K]` and `[S, G, O]`. Scales may belong to single weights, `[S, G, O, K]`, as in
 blocks, and bounds likewise, `[G, O, K]`. Inside, columns stand first: `[K, G, S·O]`, all rows of weights at once.
 """
 
@@ -62,7 +62,7 @@ class PairBound:
         )
 
     def shared(self, steps: Floats, partner: Floats) -> Floats:
-        """Return weights in steps, those of pairs beyond the limit moved to their share of it."""
+        """Return weights in steps; pairs beyond the limit are moved to their share of it."""
         over = (steps * partner > 0) & (np.abs(steps + partner) > self.most)
         share = np.maximum(np.abs(steps) - np.abs(partner) + self.most, 0.0) / 2
         return np.where(over, np.sign(steps) * share, steps)
@@ -87,7 +87,7 @@ def gptq(hessian: Floats, pairs: PairBound | None = None) -> Rounding:
     """Return a rounding column by column, in order of falling H_kk; each column takes in the errors of those before.
 
     With H = U D Uᵀ, U upper triangular with a diagonal of ones, the error of integers q is Σ_k D_k η_k², where η_k =
-    w_k + Σ_{j<k} U_jk e_j - s·q_k and e = w - s·q. Rounding w_k + Σ_{j<k} U_jk e_j makes each η_k least in turn:
+    w_k + Σ_{j<k} U_jk e_j - s·q_k and e = w - s·q. Rounding w_k + Σ_{j<k} U_jk e_j minimizes each η_k in turn:
     optimal brain quantization in a fixed order (GPTQ, Frantar et al. 2022), written with the factor of H itself instead
     of its inverse's (LDLQ, Chee et al. 2023, who prove the two equal).
 
@@ -189,7 +189,7 @@ def row_errors(difference: Floats, hessian: Floats) -> Floats:
 
 
 def _each(values: Floats, axes: int) -> Floats:
-    """Numbers of rows of weights, with an axis for the weights; those of single weights as they are."""
+    """Numbers of rows of weights, with an axis for the weights; single weights' numbers as they are."""
     return values if values.ndim > axes else values[..., None]
 
 

@@ -29,7 +29,7 @@ SHARES = 4
 class OutputMoments:
     """Hold moments of the wanted output y at the same rows, which is W x, or W x and a shortcut's error.
 
-    `cross` `[G, O, K]` is E[yᵀx̂] about the means, `mean` `[G, O]` that of y.
+    `cross` `[G, O, K]` is E[yᵀx̂] about the means, `mean` `[G, O]` the mean of y.
     """
 
     cross: Floats = field(repr=False)
@@ -41,7 +41,7 @@ class Moments:
     """Hold moments of a layer's quantized input x̂ over `rows` rows.
 
     `hessian` is `[G, K, K]`, `mean` `[G, K]`; `uncertainty` is what the samples leave open of H, as a share of its mean
-    diagonal. `output` is None where a layer answers for its own rounding alone.
+    diagonal. `output`: None where a layer answers for its own rounding alone.
     """
 
     hessian: Floats = field(repr=False)
@@ -142,7 +142,7 @@ class MomentCollector:
 
 
 def _centre(rows: Rows, center: Rows, total: Floats) -> None:
-    """Take the centre off rows in place, and add what is left of their sum to `total`."""
+    """Take the centre off rows in place, and add the rest of their sum to `total`."""
     rows -= center
     total += rows.sum(axis=2)
 

@@ -24,8 +24,8 @@ from quantpipe.types import Form, Kernel, Schema, Topology, WeightSite, WeightTe
 class WeightLayer:
     """Describe a layer whose weight is to be found.
 
-    `weight` is in the model's own form; `bias` `[C]` is in real units, or None where the layer has none; `channels` is
-    C; `takes_bias` tells whether its op could have one.
+    `weight` is in the model's own form; `bias` `[C]` is in real units, or None without a bias; `channels` is C;
+    `takes_bias`: whether its op could have one.
     """
 
     node: Node
@@ -79,9 +79,9 @@ class WeightLayer:
         options: LayerOptions,
         largest_pair: int | None = None,
     ) -> tuple[WeightTensor, Solved]:
-        """Return the weight with other integers and scale in place of those of `before`, and the whole solution.
+        """Return the weight with other integers and scale in place of the ones in `before`, and the whole solution.
 
-        `floor`: least scales, `[C]`. `largest_pair`: the largest magnitude of two weights of a pair together, where
+        `floor`: minimum scales, `[C]`. `largest_pair`: the largest magnitude of two weights of a pair together, where
         there is a limit.
         """
         options = replace(

@@ -1,7 +1,7 @@
 """Recovered weights of any strategy: each layer rounded on the float model's own input, made once per (tensor, bits).
 
 A search that measures candidates with these weights knows what their bits lose after recovery, and not what they lose
-with rounding to the nearest (at few bits, many times as much). The moments are those of the float model, so nothing
+with rounding to the nearest (at few bits, many times as much). The moments come from the float model, so nothing
 depends on the other choices of a candidate, and a tensor's integers serve every candidate that has its bits.
 """
 

@@ -1,4 +1,4 @@
-"""Absorb biases: take off a tensor a constant per channel that the layers behind it can add themselves.
+"""Absorb biases: take off a tensor a constant per channel that the layers after it can add themselves.
 
 The tensor then needs a smaller range. Where a clamp can have the limits that go with it, the function stays the same,
 and each tensor is centred: a symmetric schema then spends no codes on the side that a Relu leaves empty. Where it
@@ -55,7 +55,7 @@ def absorbed(
 ) -> dict[str, ChannelChange]:
     """Return a change per link whose tensor needs a smaller range then; factors are 1.
 
-    Offsets are whole steps where scales are known: so what was 0, as most values behind a Relu are, stays a code
+    Offsets are whole steps where scales are known: so what was 0, as most values after a Relu are, stays a code
     without an error that all of these values would share.
 
     `steps`: scales of tensors, as far as they are known. Returns tensor -> its change.
@@ -83,7 +83,7 @@ def _offset(
     options: Absorption,
     step: float,
 ) -> tuple[Floats, tuple[float, float] | None]:
-    """Return offsets `[C]`, and the limits of the clamp where they are not simply those of T moved along.
+    """Return offsets `[C]`, and the limits of the clamp unless they are the limits of T moved along.
 
     `there`: extremes where the clamp stands.
     """
@@ -105,7 +105,7 @@ def _whole_steps(offset: Floats, step: float) -> Floats:
 
 
 def _can_clamp(graph: Graph, link: LayerPair, spec: HardwareSpec) -> bool:
-    """Whether the device runs a clamp with limits of its own in the place of the one that stands there."""
+    """Whether the device runs a clamp with limits of its own in place of the present one."""
     return spec.fuses(graph.by_name[link.producer].op, CLAMP) if link.clamp_fused else CLAMP in spec.ops
 
 

@@ -1,7 +1,7 @@
 """The network with the channels of streams rotated: the same function, other constants.
 
 T' = M T for every tensor of a stream, M orthogonal: a producer's weight becomes M W and its bias M b, a reader's weight
-W Mᵀ, a constant that is added M c. A reader behind a normalization with gain g and offset o takes these up: its weight
+W Mᵀ, a constant that is added M c. A reader after a normalization with gain g and offset o takes these up: its weight
 becomes W diag(g) Mᵀ, its bias b + W o, and the normalization has gain 1 and offset 0. In float64, stored in the
 constants' own type.
 """

@@ -1,7 +1,7 @@
 """Find where the channels of a tensor can be changed without changing the network.
 
-That takes the layer that makes them, what lies between, and the layers that read them. The input is graph and topology;
-the result is every such link, and for every other layer's result the reason why it is none.
+That takes the layer that makes them, the ops in between, and the layers that read them. From graph and topology, the
+result is every such link, and for every other layer's result the reason why there is no link.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantpipe.types import Form, Topology
 class LayerPair:
     """Describe a tensor whose channels can be changed.
 
-    `tensor` is what the `consumers` read; `channels` are those of the `producer`'s result, each of which is `repeats`
+    `tensor` is what the `consumers` read; `channels` belong to the `producer`'s result, each of which is `repeats`
     channels of the tensor (a map flattened into features).
 
     `tensors`: every tensor on the way, the first being the producer's own result. `clamp`: the node on the way that
@@ -30,7 +30,7 @@ class LayerPair:
     are, in every tensor on the way, counted from the end (-1) where it is the last one of each. `offsets`: whether
     channels may also be moved, or only scaled. `affine`: the producer ends with gain and offset per channel instead
     of a weight. `attended`: the scores of an attention weigh the tensor on the way. `view`: others than the
-    consumers read what the producer gives, too (the shortcut behind a normalization), so a copy of the producer,
+    consumers read what the producer gives, too (the shortcut after a normalization), so a copy of the producer,
     for this node alone, is what changes.
     """
 
@@ -79,7 +79,7 @@ class _Finder:
         return kernel is not None and kernel.weight is not None and node.op in COLUMNS
 
     def follow(self, producer: Node) -> LayerPair | str:
-        """Return the link from a producer, or why there is none."""
+        """Return the link from a producer, or the reason why not."""
         graph, affine = self._graph, producer.op in AFFINE
         reason = self._affine_reason(producer) if affine else self._own(producer)
         if reason:
@@ -183,7 +183,7 @@ class _Finder:
         return (passage.anywhere or axis == 1) and node.inputs[0] == tensor and tensor not in node.inputs[1:]
 
     def _lies_last(self, node: Node, tensor: str, axis: int) -> bool:
-        """Whether the node moves rows whose channels lie last, before it and behind it."""
+        """Whether the node moves rows whose channels are last, before it and after it."""
         last = axis == len(self._graph.shapes[tensor]) - 1
         return last and node.inputs[0] == tensor and tensor not in node.inputs[1:] and keeps_rows(node, self._graph)
 

@@ -51,7 +51,7 @@ class Writer:
         own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
 
     def attribute(self, node: Node, name: str, value: int) -> None:
-        """Set an attribute of a node that is a whole number."""
+        """Set an integer attribute of a node."""
         self._nodes[node.name].attributes[name] = ir.AttrInt64(name, value)
 
     def resized(self, tensor: str, axis: int, size: int) -> None:
@@ -63,7 +63,7 @@ class Writer:
         self._shapes[tensor] = (*shape[:axis], size, *shape[axis + 1 :])
 
     def copy_for(self, node: Node, reader: Node) -> Node:
-        """Put a copy of a node behind it, which one of the consumers of its result reads in its place.
+        """Put a copy of a node after it, which one of the consumers of its result reads in its place.
 
         `node`: the node, with one result. Returns the copy; constants that are exchanged there are its own.
         """

@@ -1,6 +1,6 @@
 """Equalize across layers: give a tensor's channels units in which producer and consumers have the same range.
 
-The ranges are those of the rows of the layer that makes the channels and of the columns of the layers that read them
+The ranges belong to the rows of the layer that makes the channels and to the columns of the layers that read them
 (Nagel et al. 2019, section 4.1):
 
     factor = sqrt(range of the producer's row / range of the consumers' column)
@@ -164,7 +164,7 @@ class _Pair:
     def _room(
         self, extremes: Mapping[str, ChannelExtremes], channel_bounds: bool
     ) -> tuple[Floats, Floats, tuple[float, float] | None]:
-        """Least and largest factors, and the limits that the clamp keeps where it cannot have others."""
+        """Minimum and maximum factors, and the limits that the clamp keeps where it cannot have others."""
         link = self.link
         # No channel grows beyond its tensor's own range, which would cost all the others resolution.
         least = np.maximum(_share(extremes[link.tensor]), _share(extremes[link.clamp_output]))

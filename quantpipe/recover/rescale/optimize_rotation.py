@@ -2,9 +2,9 @@
 
 A weight is rounded with a step of peak / levels, so what rounding costs grows with (peak / root mean square)², the
 squared crest factor of what shares a scale. Rotations of the channels leave the network as it is, and weights before
-and behind them may be as even as they can be made: rotations against outliers are those of QuaRot (Ashkboos et al.
-2024), learned ones those of SpinQuant (Liu et al. 2024), both for language models. Here the crest factor itself is
-made least, from the weights alone.
+and after them may be as even as they can be made: rotations against outliers are from QuaRot (Ashkboos et al.
+2024), learned ones from SpinQuant (Liu et al. 2024), both for language models. Here the crest factor itself is
+minimized, from the weights alone.
 
 Takes weights of streams (weights as a stream's channels meet them); gives an orthogonal matrix. Pure linear algebra.
 """
@@ -61,7 +61,7 @@ def crest_factor(stream_weights: Iterable[StreamWeight]) -> float:
 
 
 def rotated(weight: StreamWeight, matrix: Floats) -> StreamWeight:
-    """Return the weight behind a rotation of the channels, T' = M T.
+    """Return the weight after a rotation of the channels, T' = M T.
 
     `matrix`: M, `[C, C]`.
     """

@@ -59,14 +59,14 @@ def rescale_channels(
 
 
 def compose(first: ChannelChange, second: ChannelChange) -> ChannelChange:
-    """Return the change that does both, one after the other; limits are those of the second."""
+    """Return the change that does both, one after the other; the second sets the limits."""
     return ChannelChange(first.factor * second.factor, first.offset + first.factor * second.offset, second.limits)
 
 
 def clamp_limits(graph: Graph, node: Node) -> tuple[float, float] | None:
     """Return the real limits of a clamp on the way.
 
-    The result is None where a change has given each channel its own already (it is a Max or a Min then), as it may
+    The result: None where a change has given each channel its own already (it is a Max or a Min then), as it may
     again.
     """
     rule = rule_of(node)

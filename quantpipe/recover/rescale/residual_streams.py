@@ -2,12 +2,12 @@
 
 Such a stream consists of tensors that only additions and other linear ops tie together, the layers that make them, and
 the layers that read them. The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp
-behind them, additions, and the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a
+after them, additions, and the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a
 producer's weight becomes M W, its bias M b, a reader's weight W Mᵀ.
 
 A transformer's stream passes through additions of constants (places, a class token), which are mixed alike, and is read
 by normalizations. One that divides each row by its size does the same to a rotated row, and one that takes off the mean
-of each row first does where the rotation keeps that mean (M 1 = 1). Gain and offset go into the layers behind it.
+of each row first does where the rotation keeps that mean (M 1 = 1). Gain and offset go into the layers after it.
 
 The input is graph and topology; the result is every such stream, and for each layer whose result is in none why.
 """
@@ -130,7 +130,7 @@ class _Finder:
         )
 
     def spread(self, start: Node) -> Stream | str:
-        """Return the stream of a layer's result, or why it is none."""
+        """Return the stream of a layer's result, or the reason why not."""
         graph, first = self._graph, start.outputs[0]
         found = _Found({first: self._place(start, first)}, {start.name: start})
         waiting = [first]

@@ -53,8 +53,8 @@ def rotations(
 ) -> Mapping[str, RotationResult]:
     """Return the rotations by stream that lower the crest factors of the weights around it.
 
-    A stream that has nothing to gain has none. A layer between two streams is rotated on both sides, so the crest
-    factors are those of the network with all of them.
+    A stream without gain is not rotated. A layer between two streams is rotated on both sides, so the crest
+    factors are computed with all rotations.
 
     `apply`: shares the work on single weights among threads, as `map` would do it. Returns stream -> its rotation.
     """

@@ -1,4 +1,4 @@
-"""Migration of scales from activations to weights behind a normalization (Xiao et al., SmoothQuant, 2023, section 4).
+"""Migration of scales from activations to weights after a normalization (Xiao et al., SmoothQuant, 2023, section 4).
 
 The values of an attention have a producer with a weight, and their channels pass through the heads; what its rows lose
 or gain there is little, so the same factor serves them.
@@ -52,7 +52,7 @@ def smoothed(
     *,
     alpha: float,
 ) -> dict[str, ChannelChange]:
-    """Return a change per link behind a normalization or an attention; offsets are 0.
+    """Return a change per link after a normalization or an attention; offsets are 0.
 
     `alpha`: the exponent of the activations' magnitudes in the factor, 0 to 1. Returns tensor -> its change.
     """

@@ -7,8 +7,8 @@ longer does (Zhao et al., "Improving Neural Network Quantization without Retrain
     of values    T_c -> T_c/k, k times          the layer that makes T divides row and bias, layers that read T copy
     of weights   W[:, c] -> W[:, c]/k, k times  the layer that makes T copies, layers that read T divide the column
 
-Copies stand behind the channels that were there. Where a depthwise convolution reads T, it has the copies, too, and the
-layers behind it end the way. What it costs is what the device pays for more channels.
+Copies follow the channels that were there. Where a depthwise convolution reads T, it has the copies, too, and the
+layers after it end the way. What it costs is what the device pays for more channels.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ class ChannelSplit:
 def with_split_channels(graph: Graph, spec: HardwareSpec, schema: Schema, wanted: Wanted) -> Graph:
     """Return the graph with channels split, as another model than the file's; the graph itself where none are.
 
-    `spec`: the device, which says between which layers a tensor is stored. `wanted`: tensor or weight -> channels, each
-    time one is named one more copy of it. Raises ConfigError for a name that is none, channels that are none, or a
-    place where channels cannot be split.
+    `spec`: the device, which decides between which layers a tensor is stored. `wanted`: tensor or weight -> channels,
+    named once per copy. Raises ConfigError for an unknown name or channel, or a place where channels cannot be split.
     """
     if not wanted:
         return graph
@@ -175,7 +174,7 @@ def _change_way(graph: Graph, topology: Topology, writer: Writer, split: Channel
 
 
 def _change_target(graph: Graph, writer: Writer, node: Node, split: ChannelSplit) -> None:
-    """The shape that a node is told to give."""
+    """The target shape of a node."""
     result, port = node.outputs[0], TARGET_SHAPES[node.op]
     axis, size = split.way.place(graph, result)
     target = graph.constant(node.inputs[port]).astype(np.float64)

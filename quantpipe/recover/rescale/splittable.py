@@ -55,7 +55,7 @@ class SplitPath:
         return self.links[-1].repeats
 
     def place(self, graph: Graph, tensor: str) -> tuple[int, int]:
-        """Return where the channels of a tensor on the way are, and as how many each of the producer's lies there."""
+        """Return the axis of the channels of a tensor on the way, and their number for each of the producer's."""
         link = next(link for link in self.links if tensor in link.tensors)
         shape = graph.shapes[tensor]
         axis = link.axis % len(shape)

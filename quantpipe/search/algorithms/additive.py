@@ -171,10 +171,10 @@ def used(chosen: list[Option], table: Table, start: Score, goal: float, *, withi
 
 
 def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: bool) -> list[Option]:
-    """Return the best combination that is predicted to stay within the limit; if there is none, what uses least.
+    """Return the best combination that is predicted to stay within the limit; otherwise the one that uses the minimum.
 
-    Within a tolerance: most saved cost with a sum of losses of at most `limit`. Within a cost: least sum of losses with
-    a predicted cost of at most `limit`.
+    Within a tolerance: most saved cost with a sum of losses of at most `limit`. Within a cost: minimum sum of losses
+    with a predicted cost of at most `limit`.
 
     `goal`: the tolerance, by which saved costs are weighted where losses are limited. `within_cost`: whether the cost
     is limited, in place of the loss.
@@ -203,7 +203,7 @@ def weighed(table: Table, price: float) -> list[Option]:
 
 
 def _solve(prices: np.ndarray, uses: np.ndarray, choices: np.ndarray) -> list[int] | None:
-    """Exactly one column per choice, least price, uses of at most 1 in sum: the columns, in the order of choices."""
+    """Exactly one column per choice, minimum price, uses of at most 1 in sum: the columns, in the order of choices."""
     from scipy import optimize, sparse  # here, as no other search needs it
 
     if not len(prices):

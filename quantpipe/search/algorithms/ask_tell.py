@@ -22,7 +22,7 @@ _REPEATS = 3
 """Proposals in a row that were seen before, after which an unseen neighbour is asked instead."""
 
 _WORST = 1e9
-"""Stands for a value that is infinite or no number: optuna takes finite ones only."""
+"""Represents a value that is infinite or no number: optuna takes finite ones only."""
 
 Values = Callable[[Score], Sequence[float]]
 
@@ -66,7 +66,7 @@ def losses(score: Score, start: Score, objective: Objective) -> tuple[float, flo
 class Proposals:
     """Which points were proposed, and when to leave the sampler's proposals for an unseen point.
 
-    The first ones are those of every level, as random points of a large space are all alike bad.
+    The first ones are the points of every level, as random points of a large space are all alike bad.
     """
 
     def __init__(self, space: ChoiceSpace, rng: np.random.Generator) -> None:

@@ -16,7 +16,7 @@ def begin(
     """Return the point to begin with, its score, and the score of the most precise point.
 
     It is the best of the most precise point and of those that the space is given to begin with; the most precise one is
-    asked first, and stays where none is better. If the best misses a tolerance, `coarser` points are asked, too: all
+    asked first, and stays unless one is better. If the best misses a tolerance, `coarser` points are asked, too: all
     choices of bits at the same option. Where sums overflow, only fewer bits of many tensors together are better.
     """
     points = [space.start, *space.begin]

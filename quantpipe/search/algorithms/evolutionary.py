@@ -1,7 +1,7 @@
 """NSGA-II (Deb et al., "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II", 2002) by optuna.
 
 It minimizes loss and cost at once and so carries a whole front along; points that do not keep the objective's promise
-come behind those that do.
+come after the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VIOLATION = "violation"
 
 @dataclass(frozen=True)
 class Evolutionary:
-    """Generations of `population` points; the first one begins with those of equal precision everywhere.
+    """Generations of `population` points; the first one begins with points of equal precision everywhere.
 
     `mutation`: probability that a choice of a child is drawn again, as a multiple of 1 / number of choices.
     """

@@ -2,7 +2,7 @@
 
 The search of the HAGO RFC (`greedy_squash`: start at the most bits, lower the current dimension while little is lost,
 else go on to the next, wrap around, stop after a full fruitless round), in an order taken from measured
-sensitivities: what loses least per saved cost is lowered first, as single losses predict the joint loss well (recovery
+sensitivities: the smallest loss per saved cost is lowered first, as single losses predict the joint loss well (recovery
 trials: Spearman 0.75 to 0.98 between their sum and the joint loss).
 """
 
@@ -35,7 +35,7 @@ class Greedy:
 
     Within a tolerance the walk begins at a better point that the space is given to begin with, where there is one.
     Within a tolerance, the same choice is lowered until that is rejected, round after round. Within a cost, the choice
-    that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits;
+    with the smallest expected loss per saved cost is lowered next (topological: they take turns) until the cost fits;
     where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
     probe of such a choice came out better (scales per channel may): then the best of its options is taken before the
@@ -115,7 +115,7 @@ class Greedy:
     ) -> list[int]:
         """Return the choices that saved nothing so far and do now, lowest loss per saved cost first.
 
-        A kernel is as fast as the widest of its operands lets it be: the second of them saves only behind the first.
+        A kernel is as fast as the widest of its operands lets it be: the second of them saves only after the first.
         """
         lowered = {i: p for i in idle if (p := _lowered(space, point, i)) is not None}
         if point == space.start:
@@ -178,7 +178,7 @@ class Greedy:
     ) -> tuple[dict[int, tuple[float, float]], list[int], list[int]]:
         """Return the ranks of the choices that may save cost, and the choices that gain something.
 
-        The first is choice -> rank, least first; then come the choices that are better at the same cost; then those
+        The first is choice -> rank, smallest first; then come the choices that are better at the same cost; then those
         that gain something for a cost, the most per cost first.
         """
         priced = [i for i, choice in enumerate(space) if not choice.free]

@@ -89,7 +89,7 @@ def _together(
     probes: dict[int, Score],
     ranks: dict[int, float],
 ) -> dict[int, float]:
-    """Return the ranks of graded choices that save nothing alone, and something beside the others.
+    """Return the ranks of graded choices that save nothing alone, and something together with the others.
 
     A kernel is as fast as the widest of its operands lets it be. What they save shows at the coarse end.
     """

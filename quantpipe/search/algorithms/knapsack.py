@@ -45,9 +45,9 @@ _PRICES = (1.0, 2.0, 0.5, 4.0, 0.25)
 class Knapsack:
     """One probe per choice and option, plans in between and at most `rounds` at the end, then single steps.
 
-    Within a tolerance a plan costs least with a sum of losses that fits; within a cost it loses least. Losses below
-    0 do not pay for others, but the option is preferred; an option whose probe is NaN is never taken. Saved costs add
-    up exactly for bits and weight bytes, nearly for others; what decides is the cost of the evaluated point. Of a
+    Within a tolerance a plan has the minimum cost with a sum of losses that fits; within a cost the minimum loss.
+    Losses below 0 do not pay for others, but the option is preferred; an option whose probe is NaN is never taken.
+    Saved costs add up exactly for bits and weight bytes, nearly for others; the cost of the evaluated point decides. Of a
     Pareto front the plans are spread over all costs.
     """
 
@@ -90,7 +90,7 @@ class _Run:
     model: Additive = field(init=False)
     best: tuple[Point, Score] = field(init=False)
     ratio: float = 1.0
-    """How much more than the additive model says was used, at the latest plan."""
+    """The ratio of used to predicted cost, at the latest plan."""
 
     def __post_init__(self) -> None:
         self.model = Additive(self.space, self.base, self.start)
@@ -124,7 +124,7 @@ class _Run:
     def rebase(self) -> None:
         """Probe from a level instead, where one has a better value than the most precise point.
 
-        Sums that overflow can have this effect, and what an option loses beside a broken sum says little.
+        Sums that overflow can have this effect, and the loss of an option next to a broken sum means little.
         """
         point, score = self.best
         if self.objective.open_ended or not score.value > self.start.value:
@@ -135,7 +135,7 @@ class _Run:
     def move(self) -> None:
         """Probe from the best point seen, within a cost limit, once it loses less than the base.
 
-        What counts is what an option loses beside others that are settled. That differs where losses do not quite add
+        What counts is the loss of an option with the others settled. That differs where losses do not quite add
         up.
         """
         point, score = self.best

@@ -52,7 +52,7 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
 
 
 def unseen(space: ChoiceSpace, point: Point, seen: Container[Point], rng: np.random.Generator) -> Point | None:
-    """Return a point near this one that is not in `seen`; None when there is none.
+    """Return a point near this one that is not in `seen`; None if there is no such point.
 
     Small spaces are searched exhaustively.
     """

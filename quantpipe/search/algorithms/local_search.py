@@ -10,7 +10,7 @@ from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import Point, Score
 
 _HOPELESS = 4.0
-"""Single steps that are predicted to lose this many times what is left are left out."""
+"""Single steps that are predicted to lose this many times the remaining loss are skipped."""
 
 
 def descend(point: Point, score: Score, table: Table, evaluate: Evaluate, *, objective: Objective) -> None:

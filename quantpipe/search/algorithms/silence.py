@@ -34,6 +34,6 @@ def silence_stdout() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what C's streams hold (Windows gives no handle on those of the libraries)."""
+    """Write what C's streams hold (Windows gives no handle on the libraries' streams)."""
     if os.name == "posix":
         ctypes.CDLL(None).fflush(None)

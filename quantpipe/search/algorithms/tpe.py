@@ -20,7 +20,7 @@ from quantpipe.types import ChoiceSpace, Point
 
 @dataclass(frozen=True)
 class Tpe:
-    """One point at a time, first those of equal precision everywhere, then `startup` random neighbours of the best.
+    """One point at a time, first points of equal precision everywhere, then `startup` random neighbours of the best.
 
     At most `block` choices, drawn again each time, are proposed by the estimator; all others stay as in the best point.
     So a step costs the same in a space of hundreds of choices, and differs from something good in a few of them.
