@@ -47,8 +47,8 @@ class Knapsack:
 
     Within a tolerance a plan has the minimum cost with a sum of losses that fits; within a cost the minimum loss.
     Losses below 0 do not pay for others, but the option is preferred; an option whose probe is NaN is never taken.
-    Saved costs add up exactly for bits and weight bytes, nearly for others; the cost of the evaluated point decides. Of a
-    Pareto front the plans are spread over all costs.
+    Saved costs add up exactly for bits and weight bytes, nearly for others; the cost of the evaluated point decides. Of
+    a Pareto front the plans are spread over all costs.
     """
 
     rounds: int = 20
