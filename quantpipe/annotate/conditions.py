@@ -32,12 +32,12 @@ from quantpipe.types.structure import DEFAULT
 
 REALS = ("float16", "bfloat16", "float64")
 
-KINDS = ("auto", "bits", "range", "float", "granularity", "add", "rescale", "edges", "threshold", "estimators")
+KINDS = ("auto", "bits", "range", "float", "granularity", "block", "add", "rescale", "edges", "threshold", "estimators")
 """What `annotate.choices` may list; `auto`: the bits that the device gains from, ranges, and forms of
 additions in integers. `edges`: each further reader of a tensor may have it at a scale and bits of its own.
 `estimators`: `range`, and ranges by other estimators."""
 
-STRUCTURAL = ("float", "granularity", "add", "rescale", "edges")
+STRUCTURAL = ("float", "granularity", "block", "add", "rescale", "edges")
 """Those that lead to other topologies."""
 
 

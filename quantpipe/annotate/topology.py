@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from quantpipe.annotate.bits import bounded_group, bounded_weight, ends_of, limited
+from quantpipe.annotate.block_choices import with_block
 from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import ConstraintKind
@@ -105,6 +106,7 @@ def analyze(
         least=least,
     )
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
+    sites = tuple(with_block(site, structure) for site in sites)
     most = limited(spec, settled_here.sites)
     held_bits = cache_bits(graph, spec)
     most |= {t: min(bits, most.get(t, bits)) for t, bits in held_bits.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
+from quantpipe.annotate.block_choices import block_choices
 from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
 from quantpipe.annotate.edge_copies import EDGES, is_copy
@@ -187,6 +188,8 @@ class Topologies:
             found += self._granularity_choices()
         if self._rescales:
             found += self._rescale_choices()
+        if ChoiceKind.BLOCK in kinds:
+            found += block_choices(self.reference, self._given[0])
         return tuple(found)
 
     @cached_property
@@ -383,6 +386,8 @@ class Topologies:
             return INTEGER if kind is ChoiceKind.FLOAT else SHARED
         if kind is ChoiceKind.ADD:
             return spec.add_inputs.value if spec.add_inputs is not None else None
+        if kind is ChoiceKind.BLOCK:
+            return None if spec.weights.block is None else str(spec.weights.block.size)
         return schema.weights.granularity.value
 
     def _marked(self, topology: Topology) -> Topology:
@@ -392,9 +397,9 @@ class Topologies:
         kept |= {
             self._edge(by_name[k.node], o.port) for k in topology.kernels for o in k.operands if o.form is Form.RAW
         }
-        here, reference = {k.node for k in topology.kernels}, self.reference
+        held, reference = {w.tensor: w.nodes for w in topology.weights}, self.reference
         edges = [e for part in (reference.groups, reference.weights) for site in part for e in site.edges]
-        weights = [w.tensor for w in reference.weights if not here.issuperset(w.nodes)]
+        weights = [w.tensor for w in reference.weights if not set(w.nodes).issubset(held.get(w.tensor, ()))]
         lost = tuple(e for e in dict.fromkeys(edges) if e not in kept)
         return replace(topology, float_edges=lost, float_weights=tuple(weights)) if lost or weights else topology
 
@@ -402,6 +407,7 @@ class Topologies:
         """Structures come from searches, and from files that a user may have edited or made elsewhere."""
         graph, spec, *_ = self._given
         weights, joins = {w.tensor for w in self.reference.weights}, {k.node for k in self._joins}
+        sizes = {choice.key: choice.options for choice in block_choices(self.reference, graph)}
         for key, option in structure.decided:
             kind, name = read_key(key) or (None, "")
             legal: tuple[str, ...] = ()
@@ -413,6 +419,8 @@ class Topologies:
                 legal = tuple(g.value for g in spec.weights.granularity)
             elif kind is ChoiceKind.RESCALE and name in joins:
                 legal = (SHARED, OWN)
+            elif kind is ChoiceKind.BLOCK:
+                legal = tuple(str(size) for size in sizes.get(key, ()))
             if option not in legal:
                 raise ConfigError(
                     f"{key} is {option}; " + (f"legal are {', '.join(legal)}" if legal else "there is no such choice"),

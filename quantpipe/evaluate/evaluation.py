@@ -16,6 +16,7 @@ from quantpipe.evaluate.agreement import Agreement, float_warning
 from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
 from quantpipe.evaluate.bounded_agreement import bounded_agreement, uncompared
 from quantpipe.evaluate.compared_models import SimulatedModel
+from quantpipe.evaluate.decoded import decoded
 from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
@@ -50,6 +51,7 @@ from quantpipe.types import (
     LayerRow,
     Metrics,
     ModelMetrics,
+    NextTokensPart,
     OutputRow,
     Outputs,
     OverflowRow,
@@ -80,6 +82,7 @@ class Evaluation:
     samples: int = 0
     free_running: ModelMetrics | None = None
     steps: StepsPart | None = None
+    next_tokens: NextTokensPart | None = None
     generalization: Generalization | None = None
     overflow: Sequence[OverflowRow] = ()
     realized_samples: int = 0
@@ -218,6 +221,7 @@ def evaluate(
         )
     ]
     rows = [one.row for one in figures]
+    said = decoded(graph, few, same.outputs, found, output=names[0], opened=opened, session=session)
     del session
     release_memory()
     both = None
@@ -238,6 +242,7 @@ def evaluate(
         samples=len(samples),
         free_running=free,
         steps=steps,
+        next_tokens=said,
         generalization=both,
         realized_samples=len(few),
         alike=summary(same.outputs, rows_of(simulated, np.arange(len(samples)) < len(few)), same.labels),

@@ -109,6 +109,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     free |= {"steps": evaluation.steps} if evaluation.steps is not None else {}
     caches = cache_rows(topology, plan)
     free |= {"caches": caches} if caches else {}
+    free |= {"next_tokens": evaluation.next_tokens} if evaluation.next_tokens is not None else {}
     free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
     free |= {"baseline": evaluated.baseline} if evaluated.baseline is not None else {}
     free |= {"detections": evaluation.detections} if evaluation.detections is not None else {}

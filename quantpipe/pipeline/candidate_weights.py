@@ -52,6 +52,7 @@ def rounder(job: RunContext) -> Callable[[Strategy], Overrides]:
         return lambda strategy: NO_OVERRIDES
     settings = job.settings
     planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
-    return Variants(
+    variants = Variants(
         job.graph, job.topology, settings.schema, planner, moments=moments, options=candidate_layer(settings)
-    ).overrides
+    )
+    return lambda strategy: variants.on(job.variants.at(strategy.structure)).overrides(strategy)

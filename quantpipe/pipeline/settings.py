@@ -30,6 +30,7 @@ from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, Objecti
 from quantpipe.tracking import Tracker
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
 from quantpipe.types import NO_CELLS, HardwareSpec, Keep, LoopForms, RandomOps, Schema, TensorInfo
+from quantpipe.types.choice_key import ChoiceKind
 
 RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
@@ -337,12 +338,12 @@ class Settings:
                 f"has no meaning with objective.form={ObjectiveForm.PARETO}, which has no single best; give null",
                 where="search.target",
             )
-        structural = [kind for kind in self.annotate.choices if kind in STRUCTURAL]
+        structural = [kind for kind in self.annotate.choices if kind in STRUCTURAL and kind != ChoiceKind.BLOCK]
         if structural and self.search.weights != "nearest":
             raise ConfigError(
                 f"is {self.search.weights}, and annotate.choices has {', '.join(structural)}: candidates' weights are "
-                "recovered for one topology; legal is nearest, or choices of bits and thresholds (recover works with "
-                "all of them)",
+                "recovered for one topology; legal is nearest, or choices of bits, blocks, thresholds (recover works "
+                "with all of them)",
                 where="search.weights",
             )
         Pick.parse(self.pick)

@@ -50,7 +50,7 @@ class Planner:
 
     def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
-        self._weights: dict[tuple[str, int, int | None, DType, bytes], WeightTensor] = {}
+        self._weights: dict[tuple[str, int, int | None, DType, int | None, bytes], WeightTensor] = {}
         self._tables: dict[tuple[str, int], RowTable] = {}
         self._types = storage_types(topology)
         self.functions = Functions(graph)
@@ -125,7 +125,8 @@ class Planner:
         """
         site = self._topology.weight_of[tensor]
         dtype = dtype or site.dtype
-        key = (tensor, bits, site.axis, dtype, np.asarray(thresholds, np.float64).tobytes())
+        size = None if site.block is None else site.block.size
+        key = (tensor, bits, site.axis, dtype, size, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights and site.block is not None:
             self._weights[key] = self._in_blocks(site, site.block, bits, dtype, limits=ends(thresholds))
         if key not in self._weights:
@@ -157,8 +158,9 @@ class Planner:
                 if kept is not None:
                     return kept
             real, grid = blocks.with_scales(rows, limits, bits, dtype, size=block.size, schema=self._schema.weights)
-            codes = blocks.as_weight(blocks.integers(rows, real, grid), weight.shape, site.channel_axis)
-            return WeightTensor(site.tensor, codes.astype(dtype.numpy), real, site.axis, dtype, bits, block=grid)
+            integers = blocks.integers(rows, real, grid, dtype.numpy)
+            codes = blocks.as_weight(integers, weight.shape, site.channel_axis)
+            return WeightTensor(site.tensor, codes, real, site.axis, dtype, bits, block=grid)
         widest = dtype.qmax if self._spec.isa is not Isa.ANY or dtype is not DType.INT8 else HALF_PAIR
         made, scale, grid = blocks.in_blocks(
             rows, limits, bits, widest=widest, blocks=block, schema=self._schema.weights

@@ -10,11 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import Floats
-from quantpipe.types import BlockGrid, Blocks, DType, Symmetry, TensorSchema, WeightTensor
+from quantpipe.graph.external_weights import row_blocks
+from quantpipe.types import BlockGrid, Blocks, DType, PowerOfTwo, Symmetry, TensorSchema, WeightTensor
+
+FITS = 2
+"""Fits of a float scale to the codes: further ones change little."""
 
 SHARES = np.linspace(1.0, 0.4, 16)
 """Shares of the multiplier that a block's own range needs, the widest first: ties go to it."""
@@ -114,12 +118,48 @@ def with_scales(
     schema: TensorSchema,
     importance: Floats | None = None,
 ) -> tuple[NDArray[np.float32], BlockGrid]:
-    """Return a float scale and a zero point of each block, of smallest squared error: w = s_cb · (code - z_cb).
+    """Return a float scale and a zero point of each block, of small squared error: w = s_cb · (code - z_cb).
+
+    The range is the best of some shares of the block's own. Then the scale is fitted to the codes by least squares,
+    `FITS` times, as the k-quants of llama.cpp are, and kept where the error falls.
 
     `rows`: the real weights, `[C, I, T]`. `ends`: the minimum and maximum real value of each channel, `[C]` or `[1]`.
     `importance`: what the square of an error counts, `[1 or C, I, T]`; None: all the same. Returns the scales `[C, B]`,
-    and the grid with the zero points.
+    and the grid with the zero points. Some channels are worked on at a time.
     """
+    made = [
+        _scales_of(
+            rows[part],
+            (_channels(ends[0], part), _channels(ends[1], part)),
+            bits,
+            dtype,
+            size=size,
+            schema=schema,
+            importance=None if importance is None else _channels(importance, part),
+        )
+        for part in row_blocks(rows)
+    ]
+    zero = np.concatenate([grid.zero_point for _, grid in made])
+    grid = replace(made[0][1], multiplier=np.ones(zero.shape, np.int64), zero_point=zero)
+    return np.concatenate([scale for scale, _ in made]), grid
+
+
+def _channels(numbers: NDArray[Any], part: slice) -> NDArray[Any]:
+    """Return the numbers of some channels, `[C, ...]`, or the one that all have, `[1, ...]`."""
+    return numbers if len(numbers) == 1 else numbers[part]
+
+
+def _scales_of(
+    rows: NDArray[Any],
+    ends: tuple[Floats, Floats],
+    bits: int,
+    dtype: DType,
+    *,
+    size: int,
+    schema: TensorSchema,
+    importance: Floats | None,
+) -> tuple[NDArray[np.float32], BlockGrid]:
+    """Return the scales and the grid of channels that are worked on together."""
     low, high = _ranges(rows, size)
     least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
     low, high = np.maximum(low, least), np.minimum(high, greatest)
@@ -137,7 +177,13 @@ def with_scales(
         error = _errors(rows, tried.astype(np.float64), at.astype(np.float64), grid, importance=importance)
         better = error < best
         best[better], scale[better], zero[better] = error[better], tried[better], at[better]
-    return scale, replace(grid, zero_point=zero)
+    grid = replace(grid, zero_point=zero)
+    for _ in range(FITS if schema.power_of_two is PowerOfTwo.NONE else 0):
+        tried = _least_squares(rows, scale, grid, importance=importance)
+        error = _errors(rows, tried.astype(np.float64), zero.astype(np.float64), grid, importance=importance)
+        better = error < best
+        best[better], scale[better] = error[better], tried[better]
+    return scale, grid
 
 
 def steps_of(scale: NDArray[np.float32], grid: BlockGrid, inputs: int) -> Floats:
@@ -149,17 +195,22 @@ def steps_of(scale: NDArray[np.float32], grid: BlockGrid, inputs: int) -> Floats
     return spread(own * grid.multiplier, grid.size, inputs)
 
 
-def integers(rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid) -> NDArray[np.int64]:
+def integers(
+    rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid, kind: DTypeLike = np.int64
+) -> NDArray[Any]:
     """Return what a weight in blocks is held in, `[C, I, T]`, of real weights rounded to the nearest code.
 
     `rows`: the real weights, `[C, I, T]`. `scale`: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
-    Returns m_b · (code - z_b), which kernels multiply by, or the code where blocks have float scales; int64.
+    Returns m_b · (code - z_b), which kernels multiply by, or the code where blocks have float scales; of type `kind`.
     """
-    inputs = rows.shape[1]
-    zero, multiplier = (spread(v, grid.size, inputs) for v in (grid.zero_point, grid.multiplier))
-    steps = rows / steps_of(scale, grid, inputs)
-    nearest = intmath.nearest_step(steps, grid.low - zero, grid.high - zero).astype(np.int64)
-    return np.asarray(nearest + zero if scale.ndim == 2 else nearest * multiplier)
+    inputs, found = rows.shape[1], np.empty(rows.shape, kind)
+    for part in row_blocks(rows):
+        own = replace(grid, zero_point=grid.zero_point[part], multiplier=grid.multiplier[part])
+        zero, multiplier = (spread(v, grid.size, inputs) for v in (own.zero_point, own.multiplier))
+        steps = rows[part] / steps_of(_channels(scale, part), own, inputs)
+        nearest = intmath.nearest_step(steps, grid.low - zero, grid.high - zero).astype(np.int64)
+        found[part] = nearest + zero if scale.ndim == 2 else nearest * multiplier
+    return found
 
 
 def real_weight(weight: WeightTensor, channel_axis: int) -> NDArray[np.float32]:
@@ -183,6 +234,21 @@ def _ranges(rows: NDArray[Any], size: int) -> tuple[Floats, Floats]:
     starts = np.arange(0, rows.shape[1], size)
     low = np.minimum(np.minimum.reduceat(rows.min(axis=2), starts, axis=1), 0.0).astype(np.float64)
     return low, np.maximum(np.maximum.reduceat(rows.max(axis=2), starts, axis=1), 0.0).astype(np.float64)
+
+
+def _least_squares(
+    rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid, *, importance: Floats | None
+) -> NDArray[np.float32]:
+    """The scales `[C, B]` of smallest squared error for the codes that other scales give."""
+    inputs, starts = rows.shape[1], np.arange(0, rows.shape[1], grid.size)
+    zero = spread(grid.zero_point, grid.size, inputs).astype(np.float32)
+    steps = intmath.nearest_step(rows / spread(scale, grid.size, inputs), grid.low - zero, grid.high - zero)
+    weighed = steps if importance is None else steps * importance
+    products, squares = (
+        np.add.reduceat((weighed * other).sum(axis=2, dtype=np.float64), starts, axis=1) for other in (rows, steps)
+    )
+    fitted_scale = products / np.where(squares > 0, squares, 1.0)
+    return np.where(fitted_scale > intmath.SMALLEST_SCALE, fitted_scale, scale).astype(np.float32)
 
 
 def _errors(rows: NDArray[Any], step: Floats, zero: Floats, grid: BlockGrid, *, importance: Floats | None) -> Floats:

@@ -84,6 +84,14 @@ def _models(report: RunReport) -> Table:
         elements = sum(row["elements"] for row in steps["outputs"])
         name = f"{steps['steps']} steps with the cache, other than in one run"
         _add(table, name, "", "", f"{steps['differing']:,} of {elements:,}")
+    if said := _part(report, "next_tokens"):
+        perplexity = said["perplexity"]
+        _add(table, "perplexity", text.number(perplexity["float"]), "", text.number(perplexity["realized"]))
+        _add(table, "same greedy token as float", "", "", text.percent(said["agreement"]))
+        if rows := said["continuations"]:
+            equal, tokens = (sum(row[key] for row in rows) / len(rows) for key in ("equal", "tokens"))
+            name = f"tokens until {len(rows)} continuations differ, mean"
+            _add(table, name, "", "", f"{text.number(equal)} of {text.number(tokens)}")
     table.add_section()
     model, latency = _part(report, "model"), _part(report, "latency")
     _add(table, "size", text.size(model.get("float_bytes")), "", text.size(model.get("realized_bytes")))

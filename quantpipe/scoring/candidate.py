@@ -196,7 +196,7 @@ class CandidateMeasure:
 
     def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan:
         """All numbers of a point."""
-        overrides = NO_OVERRIDES if self._variants is None else self._variants.overrides(strategy)
+        overrides = NO_OVERRIDES if self._variants is None else self._variants.on(topology).overrides(strategy)
         return self._planner.on(topology).plan(strategy, overrides)
 
     def _topology(self, structure: Structure) -> Topology:

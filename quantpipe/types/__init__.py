@@ -136,10 +136,12 @@ from quantpipe.types.reports import (
 from quantpipe.types.sample_rows import (
     BeyondRow,
     CacheRow,
+    ContinuationRow,
     EnoughPart,
     GeneralizationPart,
     GroupRow,
     KernelStepsPart,
+    NextTokensPart,
     StepsPart,
     StepsRow,
     WorstSampleRow,

@@ -18,9 +18,10 @@ class ChoiceKind(StrEnum):
     ADD = "add"
     GRANULARITY = "granularity"
     RESCALE = "rescale"
+    BLOCK = "block"
 
 
-STRUCTURAL = frozenset({ChoiceKind.FLOAT, ChoiceKind.ADD, ChoiceKind.GRANULARITY, ChoiceKind.RESCALE})
+STRUCTURAL = frozenset({ChoiceKind.FLOAT, ChoiceKind.ADD, ChoiceKind.GRANULARITY, ChoiceKind.RESCALE, ChoiceKind.BLOCK})
 """Kinds that change what the graph is, rather than its numbers."""
 
 OF_RANGES = frozenset({ChoiceKind.STEP, ChoiceKind.CLIP, ChoiceKind.RANGE})

@@ -42,7 +42,15 @@ from quantpipe.types.report_rows import (
     ThresholdRuleRow,
     WithoutKernelRow,
 )
-from quantpipe.types.sample_rows import BeyondRow, CacheRow, EnoughPart, GeneralizationPart, GroupsPart, StepsPart
+from quantpipe.types.sample_rows import (
+    BeyondRow,
+    CacheRow,
+    EnoughPart,
+    GeneralizationPart,
+    GroupsPart,
+    NextTokensPart,
+    StepsPart,
+)
 from quantpipe.types.speed import LatencyPart, SpeedPart
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
@@ -324,6 +332,7 @@ class OptionalParts(TypedDict, total=False):
         free_running: The realized model with states of its own, where state is carried.
         steps: Its steps with a cache, compared with one run over the same tokens.
         caches: The caches of a decoder, on a device that holds them in integers.
+        next_tokens: The predictions and continuations of a decoder, next to the float model's.
         proof: The claims of the certificate.
         imported: The imported parts of a model that was quantized already.
         forms: Every form of the plan, where a run writes several.
@@ -338,6 +347,7 @@ class OptionalParts(TypedDict, total=False):
     free_running: ModelMetrics
     steps: StepsPart
     caches: list[CacheRow]
+    next_tokens: NextTokensPart
     proof: ProofPart
     forms: list[FormRow]
     baseline: BaselinePart

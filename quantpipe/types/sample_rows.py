@@ -133,3 +133,32 @@ class StepsPart(TypedDict):
     differing: int
     outputs: list[StepsRow]
     kernels: NotRequired[KernelStepsPart]
+
+
+class ContinuationRow(TypedDict):
+    """A prompt continued by the float and the realized model; `equal` tokens come before the first that differs."""
+
+    prompt: str
+    float: str
+    realized: str
+    tokens: int
+    equal: int
+
+
+class PerplexityPart(TypedDict):
+    """The perplexity of two models."""
+
+    float: float
+    realized: float
+
+
+class NextTokensPart(TypedDict):
+    """How the realized model predicts the next token (docs/artifacts.md, next_tokens)."""
+
+    samples: int
+    tokens: int
+    perplexity: PerplexityPart
+    difference: float
+    standard_error: float | None
+    agreement: float
+    continuations: list[ContinuationRow]

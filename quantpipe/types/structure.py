@@ -20,6 +20,7 @@ class Structure:
 
     `float:NODE` is `float`; `add:NODE` a treatment of additions; `granularity:WEIGHT` per_channel or per_tensor;
     `rescale:NODE` is `own`.
+    `block:WEIGHT` the input channels of a block.
     """
 
     decided: tuple[tuple[str, str], ...] = ()
@@ -50,6 +51,11 @@ class Structure:
     def rescales(self, node: str) -> bool:
         """Return whether the operands of a join are decided to be rescaled to a scale of its result."""
         return self.by_key.get(choice_key(ChoiceKind.RESCALE, node)) == OWN
+
+    def block(self, weight: str) -> int | None:
+        """Return how many input channels a block of a weight has, where that is decided."""
+        size = self.by_key.get(choice_key(ChoiceKind.BLOCK, weight))
+        return None if size is None else int(size)
 
 
 DEFAULT = Structure()

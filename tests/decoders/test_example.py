@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from quantpipe import assets
 from quantpipe.graph.execute import Session
 from tests.decoders import nets
 from tests.decoders.lines import decoder, line
@@ -47,6 +48,11 @@ def test_the_printed_functions_run_integer_caches(tmp_path: Path) -> None:
         model.graph.node.insert(0, node)
     onnx.save(model, tmp_path / "m.onnx")
     assert names["differing"](path, tokens) > 0
+
+
+def test_the_printed_text_is_what_the_embedded_decoder_writes() -> None:
+    path, text = Path(assets.__file__).parent / "tiny_decoder.onnx", PAGE.read_text(encoding="utf-8")
+    assert printed()["written"](str(path), "The value of ", 60) in text.split("```text\n")[1].split("```")[0]
 
 
 @pytest.mark.parametrize("style", ["standard", "runtime"])

@@ -56,6 +56,8 @@ SHORTENED = {
         "dataset.samples.search=32",
         "dataset.samples.evaluate=32",
     ),
+    "dataset=tiny_text": ("dataset.samples.calibrate=8", "dataset.samples.search=8", "dataset.samples.evaluate=8"),
+    "objective.cost_limit=145000": ("search.max_evaluations=4",),
 }
 """Parts of command lines -> overrides that leave less of a sweep, fewer samples or culprits."""
 

@@ -104,3 +104,22 @@ def test_integers_of_a_file_follow_alpha(axis: int | None, tmp_path: Path) -> No
     (weight,) = found.imported.weights
     assert np.array_equal(weight.values, integers)
     assert np.allclose(weight.grid.scale, 2 * np.asarray(scale)) and weight.tensor == found.by_name["dense"].inputs[1]
+
+
+def test_a_matrix_behind_a_transpose_is_the_weight_of_a_product(tmp_path: Path) -> None:
+    table, ids = values(7, 5), np.int64([[0, 3, 6], [1, 1, 2]])
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], name="look"),
+        helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0], name="turn"),
+        helper.make_node("MatMul", ["rows", "turned"], ["y"], name="head"),
+    ]
+    port = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", 3])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "net", [port], [out], [numpy_helper.from_array(table, "table")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "m.onnx")
+    found = load_graph(tmp_path / "m.onnx", lambda raw: {"ids": ids})
+    (product,) = [node for node in found.nodes if node.op == "MatMul"]
+    assert [node.op for node in found.nodes] == ["Gather", "MatMul"]
+    np.testing.assert_array_equal(found.constant(product.inputs[1]), table.T)
+    (y,) = Session(found.model).run({"ids": ids}).values()
+    np.testing.assert_allclose(y, table[ids] @ table.T, rtol=1e-5)

@@ -19,7 +19,8 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.session_options import REAL_ACTIVATIONS, carried
 from quantpipe.hardware.cost import bops, stored_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.plan.weight_blocks import with_scales
+from quantpipe.plan import weight_blocks
+from quantpipe.plan.weight_blocks import integers, with_scales
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
@@ -128,6 +129,39 @@ def test_each_block_is_fitted_by_itself(inputs: int, bits: int, affine: bool, se
         own = tuple(e[c : c + 1] for e in ends)
         alone = with_scales(part, own, bits, dtype, size=16, schema=schema)
         assert alone[0][0, 0] == scale[c, b] and alone[1].zero_point[0, 0] == grid.zero_point[c, b]
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_large_weight_is_fitted_a_few_channels_at_a_time(affine: bool) -> None:
+    rng, side = np.random.default_rng(0), 2100
+    rows = rng.standard_normal((side + 40, side, 1)).astype(np.float32)
+    schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC if affine else Symmetry.SYMMETRIC, narrow=False)
+    ends = (rows.min(axis=(1, 2)).astype(np.float64), rows.max(axis=(1, 2)).astype(np.float64))
+    scale, grid = with_scales(rows, ends, 4, DType.INT4, size=32, schema=schema)
+    codes = integers(rows, scale, grid, np.int8)
+    last = slice(side + 20, None)
+    alone, own = with_scales(rows[last], (ends[0][last], ends[1][last]), 4, DType.INT4, size=32, schema=schema)
+    np.testing.assert_array_equal(scale[last], alone)
+    np.testing.assert_array_equal(grid.zero_point[last], own.zero_point)
+    np.testing.assert_array_equal(codes[last], integers(rows[last], alone, own))
+    assert codes.dtype == np.int8 and codes.shape == rows.shape
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_fitted_scales_lose_less_than_any_share_of_the_range(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, schema = np.random.default_rng(bits), TensorSchema(narrow=False)
+    rows = rng.standard_normal((60, 50, 1)).astype(np.float32)
+    widest, importance = np.abs(rows).max(axis=(1, 2)).astype(np.float64), rng.uniform(0.1, 10, (1, 50, 1))
+    lost = []
+    for fits in (0, weight_blocks.FITS):
+        monkeypatch.setattr(weight_blocks, "FITS", fits)
+        ends = (-widest, widest)
+        scale, grid = with_scales(rows, ends, bits, DType.INT8, size=16, schema=schema, importance=importance)
+        steps = np.repeat(scale, 16, axis=1)[:, :50, None]
+        squares = importance * (rows - integers(rows, scale, grid) * steps) ** 2
+        lost.append(np.add.reduceat(squares.sum(axis=2), [0, 16, 32, 48], axis=1))
+    assert (lost[1] <= lost[0] * 1.0001).all()
+    assert lost[1].sum() < (0.97 if bits < 8 else 1) * lost[0].sum()
 
 
 def test_recovery_halves_the_error_and_fits_a_file(tmp_path: Path) -> None:

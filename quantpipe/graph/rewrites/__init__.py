@@ -15,7 +15,7 @@ from quantpipe.graph.rewrites.cast_like import cast_like
 from quantpipe.graph.rewrites.einsum import einsum_to_matmul
 from quantpipe.graph.rewrites.finite_masks import finite_mask
 from quantpipe.graph.rewrites.gelu import gelu
-from quantpipe.graph.rewrites.gemm import plain_gemm
+from quantpipe.graph.rewrites.gemm import plain_gemm, turned_weight
 from quantpipe.graph.rewrites.hard_sigmoid import hard_sigmoid
 from quantpipe.graph.rewrites.hard_swish import hard_swish
 from quantpipe.graph.rewrites.layer_norm import layer_norm
@@ -49,6 +49,7 @@ NORMS_OPSET = 23
 
 REWRITES: tuple[Rewrite, ...] = (
     plain_gemm,
+    turned_weight,
     split_to_slices,
     top_values_apart,
     einsum_to_matmul,

@@ -36,6 +36,22 @@ def plain_gemm(graph: ir.Graph, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
+def turned_weight(graph: ir.Graph, node: ir.Node) -> None:
+    """Give a MatMul the constant that a Transpose makes of a matrix, as exporters write tables of two uses.
+
+    A matrix in a file of its own stays as it is: its copy would have to be held.
+    """
+    turn = node.inputs[1].producer() if is_op(node, "MatMul") and node.inputs[1] is not None else None
+    if turn is None or not is_op(turn, "Transpose") or (matrix := turn.inputs[0]) is None:
+        return
+    array = constant(matrix) if not isinstance(matrix.const_value, ir.ExternalTensor) else None
+    if array is None or array.ndim != 2 or list(attribute(turn, "perm", [1, 0])) != [1, 0]:
+        return
+    name = f"{matrix.name}/turned"
+    held = graph.initializers.get(name)
+    node.replace_input_with(1, new_constant(graph, name, array.T) if held is None else held)
+
+
 def _times(graph: ir.Graph, node: ir.Node, bias: ir.Value, beta: float) -> ir.Value:
     array = constant(bias)
     if beta == 1.0:

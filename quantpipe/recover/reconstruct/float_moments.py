@@ -19,12 +19,12 @@ from quantpipe.types import Kernel, Samples, Topology
 
 
 def first_users(topology: Topology, graph: Graph) -> dict[str, Kernel]:
-    """Return the first kernel that reads each weight tensor as a matrix.
+    """Return the first kernel, or node in float, that reads each weight tensor in integers as a matrix.
 
     Weights of other ops are left out, and those whose integers are given.
     """
     found: dict[str, Kernel] = {}
-    for kernel in topology.kernels:
+    for kernel in (*topology.kernels, *topology.weighted):
         rule = rule_of(graph.by_name[kernel.node])
         if kernel.weight is None or topology.weight_of[kernel.weight].frozen:
             continue

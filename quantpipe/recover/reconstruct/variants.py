@@ -8,6 +8,7 @@ depends on the other choices of a candidate, and a tensor's integers serve every
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +23,7 @@ from quantpipe.recover.reconstruct.float_moments import first_users
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.prepare import WeightLayer, layer_of
-from quantpipe.types import Kernel, Quantizer, Schema, Strategy, Topology, WeightTensor
+from quantpipe.types import Form, Kernel, Quantizer, Schema, Strategy, Topology, WeightTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,13 @@ class Variants:
         self._graph, self._topology, self._schema, self._planner = graph, topology, schema, planner
         self._moments, self._options = moments, options
         self._users = first_users(topology, graph)
-        self._made: dict[tuple[str, int, bytes, bytes, int | None], _Made] = {}
+        self._made: dict[tuple[str, int, int | None, bytes, bytes, int | None], _Made] = {}
+
+    def on(self, topology: Topology) -> Variants:
+        """Return the same for another topology whose weights have the same users; what is made is shared."""
+        other = copy(self)
+        other._topology, other._planner = topology, self._planner.on(topology)
+        return other
 
     def overrides(self, strategy: Strategy) -> Overrides:
         """Return the integers and biases that `Planner.plan` takes in place of rounding to the nearest."""
@@ -58,13 +65,15 @@ class Variants:
             assert layer is not None  # noqa: S101  (chosen so in first_users)
             made = self._of(tensor, kernel, layer, strategy)
             found.weights[tensor] = made.weight
-            if layer.bias is not None:
+            if layer.bias is not None and kernel.form is not Form.FLOAT:
                 found.biases[kernel.node] = layer.bias + made.shift
         return found
 
     def _of(self, tensor: str, kernel: Kernel, layer: WeightLayer, strategy: Strategy) -> _Made:
         thresholds = np.asarray(strategy.weights[tensor], np.float64)
         start = self._planner.weight(tensor, strategy.bits[tensor], thresholds)
+        if kernel.form is Form.FLOAT:  # its inputs are real, and its bias stays as it is
+            return self._solved(layer, start, thresholds, np.zeros(layer.channels), largest_pair=None)
         operand = kernel.operands[0].tensor
         group, bits = self._topology.group_of[operand], strategy.bits[self._topology.group_of[operand].key]
         scale, *grid = intmath.scale_zero_point(strategy.ranges[group.key], bits, group.dtype, self._schema.activations)
@@ -81,7 +90,8 @@ class Variants:
     def _solved(
         self, layer: WeightLayer, start: WeightTensor, thresholds: Floats, floor: Floats, *, largest_pair: int | None
     ) -> _Made:
-        key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes(), largest_pair)
+        size = None if start.block is None else start.block.size
+        key = (start.tensor, start.bits, size, thresholds.tobytes(), floor.tobytes(), largest_pair)
         if key not in self._made:
             made, solved = layer.solved(
                 start,
