@@ -181,11 +181,15 @@ def test_labels_decide_about_a_training_by_labels() -> None:
     bunch = load_digits()
     images, labels = (bunch.images[:, None] / 16).astype(np.float32), bunch.target
     taught = np.where(labels % 3 == 0, (labels + 1) % 10, labels)
-    options = {"option": "lsq", "loss": "labels", "epochs": 4, "learning_rate": 3e-3}
     found = quantpipe.quantize(
-        quantpipe.example_model(), (images, taught), {"option": "tensorrt", "name": "narrow", "weights": {"bits": 4}},
-        dataset={"samples": {"train": 600}}, train=options, objective={"tolerance": 99.0}, evaluate=QUICK,
-    )  # fmt: skip
+        quantpipe.example_model(),
+        (images, taught),
+        {"option": "tensorrt", "name": "narrow", "weights": {"bits": 4}},
+        dataset={"samples": {"calibrate": 64, "search": 128, "evaluate": 256, "train": 400}},
+        train={"option": "lsq", "loss": "labels", "epochs": 4, "learning_rate": 3e-3},
+        objective={"tolerance": 99.0},
+        evaluate=QUICK,
+    )
     row = found.report["recover"][-1]
     assert row["step"] == "train" and row["kept"] and row["kl_after"] > row["kl_before"]
     assert "judged with labels: " in row["on"]
