@@ -3,8 +3,9 @@
     python benchmarks/run_cost.py > benchmarks/results/run_cost.md
     python benchmarks/run_cost.py --cases 'digits*' transformer --devices ort_cpu vta --effort quick
 
-Cases are those of benchmarks/corpus.py, and an encoder with drawn weights (`--layers`, `--width`: 12 and 768 have the
-size of BERT-base without its embedding). Every measurement is a process of its own, with every default of quantpipe
+Cases are those of benchmarks/corpus.py, and transformers with drawn weights (benchmarks/drawn_models.py): `transformer`
+(`--layers`, `--width`), and by name only `bert_base` (436 MB), `vit_base` (346 MB) and `transformer_1300mb` (weights in
+a data file). Every measurement is a process of its own, with every default of quantpipe
 but statistics measured again; peak memory is the kernel's figure. Static and dynamic quantization by onnxruntime
 include loading its tool and one pass over the evaluation samples.
 """
@@ -26,70 +27,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from corpus import Absent, Case, Counts, Make, cases
+from drawn_models import BERT_BASE, LARGE, VIT_BASE, Size, picture_encoder, samples, text_encoder
 from machine import processor
-from onnx import TensorProto, helper, numpy_helper
 
 TOKENS, HEADS = 64, 12
+
 PARTS = ("agreement", "latency", "onnxruntime's own quantization")
 """Parts of evaluate with a column of their own."""
 STAGES = ("model", "calibrate", "search", "recover", "evaluate", "explain")
 EXPLAIN = ("alone", "advice")
 
 
-def encoder(layers: int, width: int, path: Path) -> None:
-    """Write an encoder with drawn weights: attention of twelve heads and a feed-forward layer, each normalized."""
-    rng, nodes, weights = np.random.default_rng(0), [], []
-
-    def constant(name: str, array: Any) -> str:
-        weights.append(numpy_helper.from_array(np.asarray(array), name))
-        return name
-
-    def node(op: str, *inputs: str, **attributes: Any) -> str:
-        output = f"{op.lower()}_{len(nodes)}"
-        nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
-        return output
-
-    def dense(x: str, rows: int, columns: int) -> str:
-        drawn = rng.standard_normal((rows, columns), np.float32) / np.float32(rows**0.5)
-        product = node("MatMul", x, constant(f"w{len(weights)}", drawn))
-        return node("Add", product, constant(f"b{len(weights)}", rng.standard_normal(columns).astype(np.float32) / 10))
-
-    def normalized(x: str) -> str:
-        scale = constant(f"s{len(weights)}", np.ones(width, np.float32))
-        return node("LayerNormalization", x, scale, constant(f"o{len(weights)}", np.zeros(width, np.float32)))
-
-    shape = constant("heads", np.array([0, TOKENS, HEADS, width // HEADS]))
-    flat = constant("flat", np.array([0, TOKENS, width]))
-    root = constant("root", np.float32((width // HEADS) ** -0.5))
-    x = "x"
-    for _ in range(layers):
-        q, k, v = (node("Reshape", dense(x, width, width), shape) for _ in range(3))
-        q, k, v = (node("Transpose", one, perm=turn) for one, turn in ((q, HEAD), (k, [0, 2, 3, 1]), (v, HEAD)))
-        share = node("Softmax", node("Mul", node("MatMul", q, k), root), axis=-1)
-        seen = node("Reshape", node("Transpose", node("MatMul", share, v), perm=HEAD), flat)
-        x = normalized(node("Add", x, dense(seen, width, width)))
-        x = normalized(node("Add", x, dense(node("Gelu", dense(x, width, 4 * width)), 4 * width, width)))
-    nodes[-1].output[0] = "y"
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", TOKENS, width]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "encoder", ports[:1], ports[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+def drawn(size: Size, pictures: bool, outside: bool, folder: Path, counts: Counts) -> Case:
+    """Return a transformer with drawn weights and samples; `outside`: weights in a data file."""
+    path = folder / "drawn.onnx"
+    (picture_encoder if pictures else text_encoder)(size, path, outside)
+    return Case(path, *samples(size, (counts.calibrate, counts.search, counts.evaluate), pictures), None, "drawn")
 
 
-HEAD = [0, 2, 1, 3]
-"""The order of axes that puts heads before tokens, and back."""
-
-
-def drawn_encoder(layers: int, width: int, folder: Path, counts: Counts) -> Case:
-    """Return the encoder with samples of normal noise."""
-    path = folder / "encoder.onnx"
-    encoder(layers, width, path)
-    rng = np.random.default_rng(1)
-    numbers = (counts.calibrate, counts.search, counts.evaluate)
-    arrays = ({"x": rng.standard_normal((n, TOKENS, width), np.float32)} for n in numbers)
-    return Case(path, *arrays, None, "normal noise")
+def makers_of(given: argparse.Namespace) -> dict[str, Make]:
+    """Return how each case is made; those of many bytes run only by name."""
+    encoder = Size(given.layers, given.width, HEADS, TOKENS)
+    return {
+        **cases(),
+        "transformer": partial(drawn, encoder, False, False),
+        "bert_base": partial(drawn, BERT_BASE, False, False),
+        "vit_base": partial(drawn, VIT_BASE, True, False),
+        "transformer_1300mb": partial(drawn, LARGE, False, True),
+    }
 
 
 def quantized(case: Case, device: str, effort: str) -> dict[str, Any]:
@@ -159,9 +126,9 @@ def row(name: str, device: str, found: Mapping[str, Any]) -> str:
     effort = found["effort"]
     once, spent = effort["float_pass_seconds"], seconds_by_stage(effort)
     shown = [f"{spent[one]:.1f} ({spent[one] / once:.1f})" if spent[one] else "" for one in (*STAGES, *PARTS)]
-    sums = (
-        f"{found['seconds']:.0f} | {found['worked']:.0f} | {found['peak_mb']:.0f} | {once:.2f} | {effort['passes']:.1f}"
-    )
+    times = f"{found['seconds']:.0f} | {found['worked']:.0f}"
+    memory = f"{found['peak_mb']:.0f} | {effort['estimated_peak_mb']:.0f}"
+    sums = f"{times} | {memory} | {once:.2f} | {effort['passes']:.1f}"
     sqnr = "" if found["sqnr_db"] is None else f"{found['sqnr_db']:.1f}"
     return f"| {name} | {device} | {sums} | {' | '.join(shown)} | {sqnr} | {found['differing']} |"
 
@@ -195,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--shared", action="store_true", help="note that other programs ran on the machine")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    makers = {**cases(), "transformer": partial(drawn_encoder, given.layers, given.width)}
+    makers = makers_of(given)
     if given.child:
         child(given, makers)
         return
@@ -208,9 +175,9 @@ def main(arguments: Sequence[str]) -> None:
     print(f"the transformer has {given.layers} layers of width {given.width} and {TOKENS} tokens.")
     print("In brackets: float passes over the evaluation samples. `passes` counts everything after calibration.\n")
     columns = [*STAGES, *PARTS]
-    sums = ["model", "device", "s", "s of all cores", "peak MiB", "float pass s", "passes"]
+    sums = ["model", "device", "s", "s of all cores", "peak MiB", "estimated", "float pass s", "passes"]
     print(f"| {' | '.join((*sums, *columns, 'dB', 'differing'))} |")
-    print("|---" * (9 + len(columns)) + "|")
+    print("|---" * (10 + len(columns)) + "|")
     for name, device, found in runs(given, names, given.devices):
         print(row(name, device, found), flush=True)
     print("\n## onnxruntime's own tools\n\n| model | form | s | s of all cores | peak MiB | dB |")

@@ -76,15 +76,24 @@ def worth_comparing(
 ) -> bool:
     """Return whether a comparison with onnxruntime's own tools is informative.
 
-    It is for onnxruntime on this machine, for models that its tool takes, and where an output is not accurate already
-    or integers are slower than float. `accurate` is the output that is as accurate as the float model's, if one is.
+    It is for onnxruntime on this machine, and where an output is not accurate already or integers are slower than
+    float. `accurate` is the output that is as accurate as the float model's, if one is.
     `ratio` is the latency of the result over the latency of the float model.
     """
     if not spec.runs_here or graph.imported is not None or graph.given:
         return False
-    if runtime_quantization.weight_bytes(graph.model) > MOST_BYTES:
-        return False
     return ratio > SLOWER or bool(below(rows, NEAR_DB, accurate))
+
+
+def too_large(graph: Graph) -> str | None:
+    """Return in a sentence why onnxruntime's tool is not tried on a model; None if it is small enough."""
+    size = runtime_quantization.weight_bytes(graph.model)
+    if size <= MOST_BYTES:
+        return None
+    return (
+        f"the comparison with onnxruntime's own quantization, whose tool copies the {size >> 20} MB of weights several "
+        f"times (up to {MOST_BYTES >> 20} MB are compared)"
+    )
 
 
 def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselinePart:

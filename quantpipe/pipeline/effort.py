@@ -12,6 +12,7 @@ from quantpipe.errors import ConfigError
 from quantpipe.evaluate.bounded_agreement import SESSIONS
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.effort_options import EffortOptions
+from quantpipe.pipeline.memory_estimate import MemoryEstimate
 from quantpipe.pipeline.settings import Console
 from quantpipe.pipeline.timeline import Spent, Timed
 from quantpipe.types import Profile, RecoveryRecord, Samples
@@ -35,7 +36,7 @@ class EffortBudget:
     """Hold what a run may take after calibration, and what was left out for that.
 
     `samples` of the evaluation, of all of which one float pass is the unit. `per_sample` gives the seconds of the float
-    model for one of them, None before it has run. Until then, `estimate` replaces it.
+    model for one of them, None before it has run. Until then, `estimate` replaces it. `memory` is the estimate of it.
     """
 
     options: EffortOptions
@@ -43,6 +44,7 @@ class EffortBudget:
     samples: int
     per_sample: Callable[[], float | None] = lambda: None
     estimate: float | None = None
+    memory: MemoryEstimate | None = None
     left_out: list[str] = field(default_factory=list)
 
     @property
@@ -130,6 +132,7 @@ def effort_part(timed: Timed, budget: EffortBudget, recovery: RecoveryRecord) ->
         "seconds": sum(row["seconds"] for row in stages),
         "processor_seconds": sum(row["processor_seconds"] or 0.0 for row in stages),
         "peak_mb": peak_rss_mb(),
+        "estimated_peak_mb": None if budget.memory is None else budget.memory.peak_mb,
         "passes": _passes(after, once),
         "limit": budget.options.passes,
         "left_out": list(budget.left_out),

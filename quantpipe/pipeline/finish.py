@@ -12,7 +12,7 @@ from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
+from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, too_large, worth_comparing
 from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings
 from quantpipe.evaluate.enough_samples import enough
 from quantpipe.evaluate.evaluation import FLOAT_MODEL, Evaluation
@@ -34,6 +34,7 @@ from quantpipe.pipeline.effort import BASELINES, EffortBudget, effort_part, esti
 from quantpipe.pipeline.figures import Way, figures_of
 from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report, file_trials
+from quantpipe.pipeline.memory_estimate import memory_estimate
 from quantpipe.pipeline.report_attachments import Beside, digest_of
 from quantpipe.pipeline.stage_errors import earlier_errors
 from quantpipe.pipeline.timeline import PAGE, TRACKING, Timed, part_of, timeline_of
@@ -146,7 +147,8 @@ def evaluate(
 def _budget(job: RunContext, found: SearchDecision, profile: Profile | None) -> EffortBudget:
     """Return what the evaluation may take; what the options leave out is noted."""
     options, estimate = job.settings.effort, estimated(profile, found.report, len(job.inputs.search))
-    budget = EffortBudget(options, job.console, len(job.inputs.evaluate), estimate=estimate)
+    memory = memory_estimate(job.graph)
+    budget = EffortBudget(options, job.console, len(job.inputs.evaluate), estimate=estimate, memory=memory)
     if budget.evaluated < budget.samples:
         budget.leave_out(f"{budget.evaluated} of {budget.samples} evaluation samples were evaluated")
     if not options.other_sessions:
@@ -290,6 +292,9 @@ def _baseline(
     if job.settings.evaluate.baseline == "none" or not latency.get("ratio"):
         return None
     if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, ratio=latency["ratio"]):
+        return None
+    if (large := too_large(graph)) is not None:
+        budget.leave_out(large)
         return None
     if not budget.options.baseline_passes:
         budget.leave_out("the comparison with onnxruntime's own quantization (effort.baseline_passes=0)")

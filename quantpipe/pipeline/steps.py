@@ -16,6 +16,7 @@ from quantpipe.pipeline.calibrate_layers import decide_layers
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.effort import EffortBudget, refuse_too_few_seconds
 from quantpipe.pipeline.finish import RealizedRun, evaluate, realize
+from quantpipe.pipeline.memory_estimate import warn_of_little_memory
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
 from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.recover import recover
@@ -173,6 +174,8 @@ class Steps:
             refuse_untrainable(job)
         if "evaluate" in self._wanted:
             refuse_too_few_seconds(settings.effort, job.graph, job.inputs.evaluate)
+        if {"calibrate", "search", "evaluate"} & self._wanted:
+            warn_of_little_memory(job.graph, job.console)
         replayed = replayed_strategy(job) if settings.command == "replay" else None
         searches = "search" in self._wanted and replayed is None
         decided = stored(job) if searches else None

@@ -50,6 +50,9 @@ MARGIN = 1e-4
 """Relative: more than float32 loses in a sum of squares."""
 
 _KNOWN: WeakKeyDictionary[ir.Model, LRUCache[Hashable, WeightTensor]] = WeakKeyDictionary()
+_BOUNDS: WeakKeyDictionary[ir.Model, dict[Hashable, dict[int, Floats]]] = WeakKeyDictionary()
+"""Lower bounds of errors by weight and first channel of a part: they do not depend on the zero point of the input."""
+
 _LOCK = Lock()
 
 UNSIGNED = "stored as uint8 with zero point 128"
@@ -83,9 +86,10 @@ def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *,
     with _LOCK:
         known = _known(builder.graph)
         made = known.get(key)
+        bounds = _BOUNDS.setdefault(builder.graph.model, {}).setdefault((*key[:3], power_of_two), {})
     if made is None:
         real = builder.graph.constant(weight.tensor)
-        made = _Scales(weight, real, site.channel_axis, data, power_of_two=power_of_two).chosen()
+        made = _Scales(weight, real, site.channel_axis, data, power_of_two=power_of_two, bounds=bounds).chosen()
         with _LOCK, suppress(ValueError):  # too large to be kept
             known[key] = made
     raised = np.atleast_1d(made.scale / weight.scale)
@@ -130,8 +134,16 @@ class _Scales:
     """The scales that are tried for one weight; rows `[O, K]` are its output channels in the order of the kernel."""
 
     def __init__(
-        self, weight: WeightTensor, real: NDArray[Any], axis: int, data: Quantizer, *, power_of_two: bool
+        self,
+        weight: WeightTensor,
+        real: NDArray[Any],
+        axis: int,
+        data: Quantizer,
+        *,
+        power_of_two: bool,
+        bounds: dict[int, Floats] | None = None,
     ) -> None:
+        self._bounds = {} if bounds is None else bounds
         self._weight, self._real, self._axis = weight, real, axis
         self._most, self._ordered = largest_pair(data), kernel_order(real, axis) is not None
         self._low, self._high = -weight.dtype.qmax, weight.dtype.qmax
@@ -170,8 +182,10 @@ class _Scales:
         The error of rounding pairs alone is a lower bound. Each channel is tried with the share of the smallest bound,
         and with others whose bound does not exceed the error that is known then.
         """
-        bounds = np.array([self._least(part, share) for share in self._shares])
-        bounds[1:, self._factor[part] == 1.0] = np.inf  # one scale, whatever the share
+        bounds = self._bounds.get(part.start)
+        if bounds is None:
+            bounds = self._bounds[part.start] = np.array([self._least(part, share) for share in self._shares])
+            bounds[1:, self._factor[part] == 1.0] = np.inf  # one scale, whatever the share
         count, first = bounds.shape[1], bounds.argmin(axis=0)
         integers = np.empty((count, self._matrix(part).shape[1]), self._weight.dtype.numpy)
         scales, errors, chosen = np.empty(count, np.float32), np.full(count, np.inf), np.zeros(count, np.intp)

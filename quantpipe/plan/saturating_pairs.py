@@ -134,8 +134,9 @@ def channel_sums(values: NDArray[Any], channel_axis: int) -> NDArray[np.int64]:
         return np.asarray(2 * np.abs(flat.astype(np.int64)).max(axis=1, initial=0))
     flat = rows.reshape(len(rows), -1)
     height = max(1, BLOCK // max(flat.shape[1], 1))
-    parts = [pair_sums(flat[first : first + height].astype(np.int64)) for first in range(0, len(flat), height)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    wide = np.int16 if flat.dtype.itemsize == 1 else np.int64  # holds every pair, in a quarter of the memory
+    parts = [pair_sums(flat[first : first + height].astype(wide)) for first in range(0, len(flat), height)]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
 def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class EffortRow(TypedDict):
@@ -27,7 +27,7 @@ class EffortPart(TypedDict):
 
     `float_pass_seconds`: of the float model over all `samples` of the evaluation, null if unknown. `passes`: everything
     after calibration in that unit, and `limit` what the options leave it. `left_out`: what was not measured for that,
-    in sentences.
+    in sentences. `estimated_peak_mb`: what the weights and shapes of the model let expect of `peak_mb`.
     """
 
     samples: int
@@ -35,6 +35,7 @@ class EffortPart(TypedDict):
     seconds: float
     processor_seconds: float
     peak_mb: float
+    estimated_peak_mb: NotRequired[float | None]
     passes: float | None
     limit: float
     left_out: list[str]

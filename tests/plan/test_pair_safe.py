@@ -223,9 +223,16 @@ def test_weights_stay_safe_where_rounding_makes_up_for_limits(
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 10_000), st.booleans(), st.sampled_from([0, 3, 128]))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 40),
+    st.integers(0, 10_000),
+    st.booleans(),
+    st.sampled_from([0, 3, 128]),
+    st.booleans(),
+)
 def test_shares_that_are_not_tried_are_no_better(
-    channels: int, width: int, seed: int, last: bool, zero_point: int
+    channels: int, width: int, seed: int, last: bool, zero_point: int, known: bool
 ) -> None:
     """Each channel gets the first share of smallest error, as if every share were tried for all channels."""
     rng = np.random.default_rng(seed)
@@ -236,6 +243,11 @@ def test_shares_that_are_not_tried_are_no_better(
     real, codes = (np.ascontiguousarray(one.T) if last else one for one in (real, codes))
     data = Quantizer("x", np.float32(1), zero_point, DType.UINT8, 8, 0, 255)
     scales = _Scales(WeightTensor("w", codes, scale, axis, DType.INT8, 8), real, axis, data, power_of_two=False)
+    if known:  # bounds from the same weight with another input
+        other, bounds = replace(data, zero_point=77), scales._bounds
+        weight = WeightTensor("w", codes, scale, axis, DType.INT8, 8)
+        _Scales(weight, real, axis, other, power_of_two=False, bounds=bounds).chosen()
+        assert bounds
     every = [scales._tried(slice(None), share) for share in scales._shares]
     best = np.array([errors for _, _, errors in every]).argmin(axis=0)
     made = scales.chosen()

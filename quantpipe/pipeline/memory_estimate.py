@@ -1,0 +1,127 @@
+"""Estimate before calibration how much memory a run takes, and report a machine that has less.
+
+The estimate follows from the shapes that the model has on samples, and from its weights. It is for the stage with the
+most memory: the comparison of models, which holds two sessions with float weights and the tensors of a few samples.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from quantpipe.calibrate.passes import fetched_bytes, run_size
+from quantpipe.graph.execute import concurrency
+from quantpipe.graph.external_weights import is_outside
+from quantpipe.graph.view import Graph
+from quantpipe.pipeline.settings import RUN_LOG, Console
+from quantpipe.pipeline.timeline import held_mb
+
+_log = logging.getLogger(RUN_LOG)
+
+BASE_MB = 260.0
+"""The interpreter, its libraries, and a small model."""
+
+WEIGHTS = 4.0
+"""Times the bytes of the weights: the model's own, those of two sessions, and integers in plan and realized model."""
+
+COMPARED = 2.0
+"""Times the tensors of one run: both models hold theirs, in floats and in integers."""
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Hold the peak memory of a run in MiB, and its largest parts: weights, and tensors of the samples of one run."""
+
+    weights_mb: float
+    tensors_mb: float
+
+    @property
+    def peak_mb(self) -> float:
+        """Return the peak of the process, MiB."""
+        return BASE_MB + self.weights_mb + self.tensors_mb
+
+    def warning(self, available_mb: float | None, held_mb: float, batch: int) -> str | None:
+        """Return a warning if less memory is available, with what to lower; `held_mb` is in use already.
+
+        `batch`: the samples of one run.
+        """
+        lacking = self.peak_mb - held_mb
+        if available_mb is None or lacking <= available_mb:
+            return None
+        return (
+            f"the run needs about {self.peak_mb:,.0f} MB of memory, {lacking:,.0f} MB more than now, and this machine "
+            f"has {available_mb:,.0f} MB available: the system may end the run. {self._remedy(batch)}"
+        )
+
+    def _remedy(self, batch: int) -> str:
+        if self.weights_mb >= self.tensors_mb:
+            return (
+                f"{self.weights_mb:,.0f} MB are for weights: store the model with external data and lower "
+                "model.resident_mb below their size, so that weights stay in files; executor=serial opens no sessions "
+                "of further processes"
+            )
+        return (
+            f"{self.tensors_mb:,.0f} MB are for tensors of {batch} samples at once: lower calibrate.memory_mb, or give "
+            "samples of smaller shapes"
+        )
+
+
+def memory_estimate(graph: Graph) -> MemoryEstimate:
+    """Return the memory that a run of the default line takes for a model."""
+    held = [] if is_outside(graph.model) else [graph.constant_tensor(name).nbytes for name in graph.constant_names()]
+    made = [t for node in graph.nodes for t in node.outputs if t in graph.shapes]
+    size = run_size(graph, made)
+    compared = size / (graph.fixed_batch or 1) * sum(fetched_bytes(graph, t) for t in made)
+    at_once = concurrency(2)[0] * graph.batch_size / (graph.fixed_batch or 1)
+    tensors = max(COMPARED * max(compared, 0.0), at_once * _alive(graph))
+    return MemoryEstimate(WEIGHTS * sum(held) / 2**20, tensors / 2**20)
+
+
+def _alive(graph: Graph) -> int:
+    """Return the bytes of the tensors of one sample that are alive together at most, in the order of the nodes."""
+    last = {t: place for place, node in enumerate(graph.nodes) for t in (*node.inputs, *node.captured)}
+    sizes = {t: prod(s) * np.dtype(graph.dtypes[t]).itemsize for t, s in graph.shapes.items() if t in graph.dtypes}
+    alive, most = sum(sizes.get(name, 0) for name in graph.input_names), 0
+    ends: dict[int, list[str]] = {}
+    for tensor, place in last.items():
+        if tensor in graph.producers or tensor in graph.input_names:
+            ends.setdefault(place, []).append(tensor)
+    for place, node in enumerate(graph.nodes):
+        alive += sum(sizes.get(t, 0) for t in node.outputs)
+        most = max(most, alive)
+        alive -= sum(sizes.get(t, 0) for t in ends.get(place, ()))
+    return most
+
+
+def warn_of_little_memory(graph: Graph, console: Console) -> None:
+    """Warn if a run needs more memory than this machine has available; the log has the estimate in any case."""
+    estimate, available = memory_estimate(graph), available_mb()
+    known = "unknown" if available is None else f"{available:.0f} MB"
+    _log.info("memory     about %.0f MB by weights and shapes of the model; available: %s", estimate.peak_mb, known)
+    said = estimate.warning(available, held_mb() or 0.0, graph.batch_size)
+    if said is not None:
+        console.warn(said)
+
+
+def available_mb() -> float | None:
+    """Return the memory in MiB that this process may still take, by the system and its control group; None: unknown."""
+    found = []
+    with suppress(OSError, ValueError, StopIteration):
+        lines = MEMINFO.read_text(encoding="ascii").splitlines()
+        found.append(next(int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")))
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):  # no such group, or "max"
+            limit, taken = (int((CGROUP / name).read_text(encoding="ascii")) for name in (most, used))
+            found.append((limit - taken) / 2**20)
+    return min(found) if found else None
