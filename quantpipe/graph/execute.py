@@ -136,6 +136,10 @@ class Session:
         self.outputs = tuple(o.name for o in self._session.get_outputs())
         self._where = where
 
+    def prepared(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """Return feeds whose caches are integers where the model takes them so: what a user's program passes on."""
+        return encoded(self._ports, feeds)
+
     def run(
         self, feeds: Feeds, outputs: Sequence[str] | None = None, *, stored: bool = False
     ) -> dict[str, NDArray[Any]]:

@@ -48,17 +48,18 @@ def interleaved(
     At most `runs` pairs are run. No pair begins after `max_seconds`, but at least five are run. With `within` above 0,
     the measurement ends once the median ratio is known this precisely, or is far from 1.
     """
-    for session in sessions:
+    given = [session.prepared(feeds) for session in sessions]
+    for session, own in zip(sessions, given, strict=True):
         for _ in range(WARM_UP):
-            session.run(feeds)
+            session.run(own, stored=True)
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
     while len(times[0]) < runs and (len(times[0]) < 5 or time.perf_counter() - started < max_seconds):
         if within and time.perf_counter() - started > ENOUGH_SECONDS and _is_settled(times, within):
             break
-        for session, found in zip(sessions, times, strict=True):
+        for session, own, found in zip(sessions, given, times, strict=True):
             before = time.perf_counter()
-            session.run(feeds)
+            session.run(own, stored=True)
             found.append(time.perf_counter() - before)
     ratios = sorted(b / a for a, b in zip(*times, strict=True))
     return {

@@ -31,7 +31,10 @@ class Timed:
         self._clock, self._seconds, self._spread = clock, seconds, spread
         self._rng = np.random.default_rng(round(1e6 * seconds))
 
-    def run(self, feeds: object) -> None:
+    def prepared(self, feeds: object) -> object:
+        return feeds
+
+    def run(self, feeds: object, *, stored: bool) -> None:
         self._clock[0] += self._seconds * (1 + self._spread * float(self._rng.uniform(-1, 1)))
 
 
