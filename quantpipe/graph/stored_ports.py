@@ -56,7 +56,7 @@ class StoredPort:
 
 
 def state_ports(model: ir.Model, ports: Sequence[StoredPort]) -> None:
-    """Write into a model which of its inputs and outputs are caches in integers; nothing where none is."""
+    """Write into a model which of its inputs and outputs are caches in integers, if it has any."""
     if ports:
         model.metadata_props[KEY] = json.dumps([port.as_dict() for port in ports])
 
