@@ -29,6 +29,7 @@ from quantpipe.types import (
     HardwareSpec,
     Kernel,
     ScaleGroup,
+    Topology,
     WeightSite,
 )
 
@@ -133,13 +134,16 @@ def scale_groups(
     return SolvedGroups(tuple(groups), tuple(solved))
 
 
-def joins(kernels: Sequence[Kernel], spec: HardwareSpec) -> tuple[Kernel, ...]:
+def joins(topology: Topology, spec: HardwareSpec) -> tuple[Kernel, ...]:
     """Return the kernels that join several stored tensors at one scale, on a device that rescales stored integers.
 
-    Copies of a tensor for one reader are among them: they have one operand, and the scale of the tensor.
+    Copies of a tensor for one reader are among them: they have one operand, and the scale of the tensor. Those that join
+    new positions to a cache always have one scale, so they are left out.
     """
     if not can_rescale(spec):
         return ()
+    kept = {name for site in topology.caches for name in site.nodes}
+    kernels = (k for k in topology.kernels if k.node not in kept)
     found = (k for k in kernels if (len(k.operands) > 1 or is_copy(k.node)) and k.form is Form.QUANTIZED)
     return tuple(k for k in found if OP_RULES[k.op].family is Family.MOVE and not all(o.rescaled for o in k.operands))
 

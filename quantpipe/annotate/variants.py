@@ -107,7 +107,7 @@ class Topologies:
         """Copies of tensors for one reader, each decided to have a scale of its own."""
         graph, spec, *_ = self._given
         copies = [node.name for node in graph.nodes if is_copy(node.name)]
-        kernels = joins(analyze(*self._given).kernels, spec) if copies else ()
+        kernels = joins(analyze(*self._given), spec) if copies else ()
         return [(choice_key(ChoiceKind.RESCALE, k.node), OWN) for k in kernels if is_copy(k.node)]
 
     @property
@@ -359,9 +359,7 @@ class Topologies:
     def _joins(self) -> tuple[Kernel, ...]:
         """Return the kernels whose operands may be rescaled by choice; those of caches may not."""
         _, spec, _, options = self._given
-        given = analyze(*self._given)
-        cached = {name for site in given.caches for name in site.nodes}
-        found = [k for k in joins(given.kernels, spec) if k.node not in cached and not self._touches_stated(k)]
+        found = [k for k in joins(analyze(*self._given), spec) if not self._touches_stated(k)]
         asked = ChoiceKind.RESCALE in options.choices or EDGES not in options.choices
         return tuple(k for k in found if is_copy(k.node) or asked)
 

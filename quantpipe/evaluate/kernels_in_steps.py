@@ -21,15 +21,14 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
+from quantpipe.oprules.float_ops import OF_SAMPLES
 from quantpipe.types import Form, KernelStepsPart, Samples, Topology
 
-OF_SAMPLES = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
-"""Ops whose scale follows from all rows of a run."""
 SHOWN = 8
 
 
 def kernels_in_steps(
-    graph: Graph, topology: Topology, realized: Rendered, samples: Samples, most: int = STEPS
+    graph: Graph, topology: Topology, realized: Rendered, samples: Samples, *, most: int = STEPS
 ) -> KernelStepsPart | None:
     """Return how many kernels give the same integers in steps and in one run over the same tokens, and which do not.
 

@@ -30,6 +30,9 @@ QUANTIZED_OPS = (
 )  # fmt: skip
 """What models that are quantized already are made of."""
 
+OF_SAMPLES = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
+"""Ops whose scale follows from all rows of a run."""
+
 FLOAT_OPS: Mapping[str, str] = {
     **dict.fromkeys(("Hardmax",), _REAL.format("exponentials")),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
