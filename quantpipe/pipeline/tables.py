@@ -25,7 +25,8 @@ def cache_rows(topology: Topology, plan: QuantPlan) -> list[CacheRow]:
         }
         for site in topology.caches
     ]
-    return [*held, *({"input": name, "reason": why} for name, why in topology.real_caches.items())]
+    real: list[CacheRow] = [{"input": name, "reason": why} for name, why in topology.real_caches.items()]
+    return held + real
 
 
 def table_rows(graph: Graph, plan: QuantPlan) -> list[TableRow]:
