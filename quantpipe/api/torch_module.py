@@ -54,7 +54,8 @@ def exported(module: Any, samples: Any) -> onnx.ModelProto:
         return _written(lambda: torch.onnx.export(module, dynamo=True, verbose=False), type(module).__name__)
     names, example = _example(module, samples)
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    with contextlib.suppress(NotImplementedError):  # graphs of torch.export have one mode
+        module.eval()
     try:
         return _exported(torch, module, names, example)
     finally:

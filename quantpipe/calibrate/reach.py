@@ -1,6 +1,6 @@
-"""Bound ranges by what readers tell apart: behind large inputs a Sigmoid gives the same integer whatever they are.
+"""Bound ranges where functions level off: a Sigmoid gives the same integer for all large inputs.
 
-A rare background far below zero would otherwise stretch the scale of logits, and cost the values that matter.
+A rare background far below zero would otherwise stretch the scale of logits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reach_of(graph: Graph, group: ScaleGroup) -> float | None:
 
 
 def within_reach(found: Range, reach: float | None) -> Range:
-    """Return a range without what lies beyond a magnitude; a range that ends there or before it stays."""
+    """Return a range cut off at a magnitude; a range that ends there or before it stays."""
     if reach is None:
         return found
     return Range(max(found.low, -reach), min(found.high, reach))

@@ -31,9 +31,9 @@ def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
 
 
 def divides_windows(declared: Collection[str]) -> bool:
-    """Return whether a device averages windows in integers in another way than whole maps: by a division."""
-    rows = declared.get("AveragePool", ()) if isinstance(declared, Mapping) else ()
-    return any(row.function is FunctionKind.DIVISION for row in rows)
+    """Return whether a signature of a device divides integers, as averages of windows do."""
+    rows = declared.values() if isinstance(declared, Mapping) else ()
+    return any(signature.function is FunctionKind.DIVISION for row in rows for signature in row)
 
 
 def _with_low_masks(model: ir.Model) -> ir.Model:

@@ -29,7 +29,9 @@ def window_elements(node: Node, graph: Graph) -> list[NDArray[np.int64]]:
     """Return which elements of the map each window of a pool has, along each axis: 0 or 1, `[made, size]`."""
     size, made, taps = _sizes(node, graph)
     begin = pads_before(node, size, taps, made)
-    return [_along(node, axis, range(n), o, begin[axis]) for axis, (n, o) in enumerate(zip(size, made, strict=True))]
+    return [
+        _along(node, axis, range(n), o, begin=begin[axis]) for axis, (n, o) in enumerate(zip(size, made, strict=True))
+    ]
 
 
 def window_counts(node: Node, graph: Graph) -> NDArray[np.int64]:
@@ -44,7 +46,7 @@ def window_counts(node: Node, graph: Graph) -> NDArray[np.int64]:
     found = np.ones((), np.int64)
     for axis, (n, o) in enumerate(zip(size, made, strict=True)):
         counted = range(-before[axis], n + end[axis])
-        found = np.multiply.outer(found, _along(node, axis, counted, o, begin[axis]).sum(axis=1))
+        found = np.multiply.outer(found, _along(node, axis, counted, o, begin=begin[axis]).sum(axis=1))
     return np.asarray(found, np.int64)
 
 
@@ -76,7 +78,7 @@ def _sizes(node: Node, graph: Graph) -> tuple[list[int], list[int], list[int]]:
     return list(size), list(made), list(node.attr("kernel_shape", [1] * len(size)))
 
 
-def _along(node: Node, axis: int, held: range, made: int, begin: int) -> NDArray[np.int64]:
+def _along(node: Node, axis: int, held: range, made: int, *, begin: int) -> NDArray[np.int64]:
     """Which places of one axis each window has, `[made, places]`."""
     taps, rank = node.attr("kernel_shape"), len(node.attr("kernel_shape"))
     stride, dilation = (node.attr(key, [1] * rank)[axis] for key in ("strides", "dilations"))

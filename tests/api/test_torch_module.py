@@ -96,6 +96,19 @@ def test_a_module_is_quantized_in_evaluation_mode_with_its_names() -> None:
     assert any(name.startswith("second.weight") for name in weights)
 
 
+def test_a_module_whose_mode_is_fixed_is_exported_as_it_is() -> None:
+    """What torch.export and pt2e give rejects `eval()`."""
+
+    class Graph(Small):
+        def train(self, mode: bool = True) -> Any:
+            raise NotImplementedError("a graph of torch.export has one mode")
+
+    module = Graph()
+    for part in module.modules():
+        part.training = False
+    assert run(module, X).report["agreement"]["differing"] == 0
+
+
 def test_inputs_are_named_as_arguments() -> None:
     rng = np.random.default_rng(1)
     samples = {n: rng.standard_normal((128, s)).astype(np.float32) for n, s in (("b", 3), ("a", 6))}
