@@ -84,7 +84,8 @@ def _along(node: Node, axis: int, held: range, made: int, *, begin: int) -> NDAr
     stride, dilation = (node.attr(key, [1] * rank)[axis] for key in ("strides", "dilations"))
     first = np.arange(made)[:, None] * stride - begin
     places = first + np.arange(taps[axis]) * dilation
-    return (np.asarray(held)[None, :, None] == places[:, None, :]).any(axis=2).astype(np.int64)
+    inside = np.asarray(held)[None, :, None] == places[:, None, :]
+    return np.asarray(inside.any(axis=2), np.int64)
 
 
 def _beyond(
