@@ -346,3 +346,10 @@ def test_a_wrong_chip_is_named(case: str) -> None:
 def test_a_file_like_another_one_is_another_chip() -> None:
     found = taken_over({"like": "vta", "name": "own", "source": "a test", "unify": "min_scale"}, hardware_data)
     assert load_hardware(found).device is None
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if hardware(n).runs_here])
+def test_what_runs_in_onnxruntime_runs_there_in_float_too(name: str) -> None:
+    """Every op has a float kernel there, so a device without such a row would hide a remedy from `precision=auto`."""
+    spec = hardware(name)
+    assert not [op for op, rows in spec.ops.items() if all(row.is_integer for row in rows)]
