@@ -58,7 +58,10 @@ def models(folders: list[Path], *, node: bool, backend: bool) -> Iterator[tuple[
 
 
 def samples_of(model: Path | onnx.ModelProto) -> dict[str, Any] | None:
-    """Return drawn samples of a model whose inputs are all real, with free axes of 4; None for other models."""
+    """Return drawn samples of a model whose inputs are all real, with free axes of 4; None for other models.
+
+    Inputs of different fixed first axes have no rows of the same samples.
+    """
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     weights, rng, found = {t.name for t in proto.graph.initializer}, np.random.default_rng(0), {}
     for value in proto.graph.input:
@@ -70,7 +73,7 @@ def samples_of(model: Path | onnx.ModelProto) -> dict[str, Any] | None:
         sizes = [d.dim_value or 4 for d in kind.shape.dim]
         count = COPIES * (kind.shape.dim[0].dim_value or 1)
         found[value.name] = rng.standard_normal([count, *sizes[1:]]).astype(np.float32)
-    return found or None
+    return found if len({len(array) for array in found.values()}) == 1 else None
 
 
 def outcome(work: Any) -> dict[str, Any]:

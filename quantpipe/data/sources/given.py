@@ -68,7 +68,12 @@ class ArraysSource:
         counts = {_called(name): len(array) for name, array in arrays.items()}
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{name} has {count}" for name, count in counts.items())
-            raise DataError(f"the arrays must have one row per sample each; {text} rows", stage="data", where=where)
+            raise DataError(
+                f"the arrays must have one row per sample each; {text} rows. Legal are equal numbers; an input that is "
+                "the same for all samples is given by model.fixed",
+                stage="data",
+                where=where,
+            )
         self.labels = None if labels is None else as_labels(np.asarray(labels), len(self), where)
         self.groups = None if given is None else as_groups(given, len(self), f"{where}[{groups}]")
 

@@ -56,7 +56,11 @@ class ArraySource:
         counts = {file.where: file.shape[0] for file in self._arrays.values()}
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{where} has {count}" for where, count in counts.items())
-            raise DataError(f"the inputs' arrays must have one row per sample each; {text} rows.", stage="data")
+            raise DataError(
+                f"the inputs' arrays must have one row per sample each; {text} rows. Legal are equal numbers; an input "
+                "that is the same for all samples is given by model.fixed",
+                stage="data",
+            )
 
     def _read_labels(self, path: Path, names: tuple[str, ...] | None, key: Any) -> NDArray[np.int64] | None:
         if names is None or key is None or (key == DEFAULT_KEYS["labels"] and key not in names):
