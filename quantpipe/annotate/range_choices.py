@@ -35,7 +35,7 @@ def range_options(schema: TensorSchema, site: ScaleGroup | WeightSite, *, estima
     """Return the ranges that are worth trying under a schema, the estimated one first.
 
     Scales that are powers of two differ by one exponent at least. A weight is known whole, so nothing is wider than
-    its values. With `estimators`, those of other estimators follow; outliers of a weight are no tail of samples, so it
+    its values. With `estimators`, ranges by other estimators follow; outliers of a weight are no tail of samples, so it
     has no percentile.
     """
     return (*_scaled(schema, site), *((OTHERS if isinstance(site, ScaleGroup) else (OUTPUT_ERROR,)) * estimators))

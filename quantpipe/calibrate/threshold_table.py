@@ -148,7 +148,7 @@ class ThresholdTable:
             return self.others.get(option, self)._thresholds(site, bits)
         if option == WHOLE_RANGE:
             return self._estimated(site, bits, whole=True)
-        return self._thresholds(site, bits) * FACTORS[option]
+        return self._thresholds(site, bits) * FACTORS.get(option, 1.0)  # 1: no decisions of another estimator yet
 
     def _thresholds(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
         if site.fixed is not None:

@@ -110,7 +110,7 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
 
     The cycles are the sum of four parts. MACs are divided by the rate of the operands' width. Loaded bytes are divided
     by the bandwidth: weights in the types that they are stored in (32 bits in float), and `scale_bytes` for each of
-    their scales. Every kernel, every operand that is rescaled in front of one, and every float node that computes
+    their scales. Every kernel, every operand that is rescaled before one, and every float node that computes
     values costs `launch_cycles`; fused clamps cost nothing. A vector unit adds the steps of `vector_steps` where the
     hardware file describes them.
 

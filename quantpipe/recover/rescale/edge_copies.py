@@ -23,7 +23,7 @@ KEY = "annotate.choices"
 
 
 def with_edge_copies(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Graph:
-    """Return the graph with an Identity in front of each reader of a stored tensor but the first.
+    """Return the graph with an Identity before each reader of a stored tensor but the first.
 
     It is another model than the file's; the graph itself where `annotate.choices` has no `edges`, or no tensor has two
     readers in integers. Raises ConfigError for a device that brings no stored integers to another scale.

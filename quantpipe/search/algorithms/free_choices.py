@@ -64,8 +64,8 @@ def settled_in_turns(
 ) -> tuple[Point, Score]:
     """Return the point with free choices at better options, found with about one evaluation per option.
 
-    One pass takes of each choice the first option that is better. After it, single options are tried again, those
-    first that lost least. It ends when half as many as there are choices gained nothing in a row. Arguments and result
+    One pass takes of each choice the first option that is better. After it, single options are tried again, the
+    smallest loss first. It ends when half as many as there are choices gained nothing in a row. Arguments and result
     are as in `settled`.
     """
     turns = _Turns(evaluate, objective, point, score)
@@ -78,7 +78,7 @@ def settled_in_turns(
 
 @dataclass
 class _Turns:
-    """Hold the best point so far, and what each option lost that was tried alone beside it."""
+    """Hold the best point so far, and what each option lost that was tried alone there."""
 
     evaluate: Evaluate
     objective: Objective
@@ -87,7 +87,7 @@ class _Turns:
     lost: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def first_better(self, choice: int, options: list[int]) -> None:
-        """Take the first of these options that is better; those behind it are expected to lose a little."""
+        """Take the first of these options that is better; the others are expected to lose a little."""
         for place, option in enumerate(options):
             if self._takes(choice, option):
                 left = self.objective.reference_value - self.score.value

@@ -1,8 +1,8 @@
 """A linear model of the logarithm of the loss: how much each option multiplies it by, with how much doubt.
 
-It is Bayesian linear regression with one column per option beyond the first. A point that is drawn from its doubt, not
-from its mean alone, asks what is worth knowing (Thompson, "On the likelihood that one unknown probability exceeds
-another", 1933; of combinations: Baptista and Poloczek, "Bayesian optimization of combinatorial structures", 2018).
+It is Bayesian linear regression with one column per option beyond the first. Points are drawn from its doubt, not from
+its mean alone, so they ask what is worth knowing. Sources: Thompson, "On the likelihood that one unknown probability
+exceeds another", 1933; Baptista and Poloczek, "Bayesian optimization of combinatorial structures", 2018.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ class Surrogate:
     """Levels of equal precision, random neighbours of the best of them, then `batch` points at a time by the trees.
 
     Where less loss is what counts, choices that cost nothing (ranges) come first, one point at a time by a linear
-    model, up to two points per option. Of `pool` candidates (changed and crossed good points) the ones of the best
-    predicted score are evaluated, and of each batch one that is only random, so that the trees see more than what they
-    like.
+    model, up to two points per option. Of `pool` candidates (changed and crossed good points) the best predicted ones
+    are evaluated. One of each batch is only random, so that the trees see more than what they like.
     """
 
     batch: int = 8
