@@ -176,7 +176,7 @@ class Work:
 
     def train(self, options: Any) -> Any:
         """The overrides of a training, and its curve."""
-        from quantpipe.recover import NoCheckpoint
+        from quantpipe.artifacts.checkpoint import NoCheckpoint
         from quantpipe.train.trained_state import TrainedState
         from quantpipe.train.training_data import KL, OutputTarget, TrainingData
         from quantpipe.train.training_loop import train

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import plain
+from quantpipe.artifacts.checkpoint import Kept, NoCheckpoint, PartCheckpoint
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import joined
-from quantpipe.recover import Kept, LayerCheckpoint, NoCheckpoint
 from quantpipe.types import Batch, Outputs, Samples
 
 Update = Callable[[int, int, str], None]
@@ -142,7 +142,7 @@ class EvaluationProgress:
     @property
     def goes_on(self) -> bool:
         """Return whether parts of an interrupted evaluation are kept."""
-        return isinstance(self.kept, LayerCheckpoint) and self.kept.any()
+        return isinstance(self.kept, PartCheckpoint) and self.kept.any()
 
     @property
     def _worth(self) -> float:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quantpipe.artifacts import Origin, digest_json
+from quantpipe.artifacts.checkpoint import StateCheckpoint
 from quantpipe.calibrate.cache import StatsCache, cache_folder, merged
 from quantpipe.calibrate.measure import Detail, measure
-from quantpipe.calibrate.partial import Partial
 from quantpipe.calibrate.passes import lacking, per_channel_tensors
 from quantpipe.pipeline.context import RunContext
 from quantpipe.types import Profile, TensorStats
@@ -112,9 +112,9 @@ def _measured(job: RunContext, tensors: Sequence[str]) -> Profile:
     )
 
 
-def _partial(job: RunContext, tensors: Sequence[str]) -> Partial:
+def _partial(job: RunContext, tensors: Sequence[str]) -> StateCheckpoint:
     """Return the kept state, which fits only a measurement that is cut into the very same passes."""
     settings = job.settings.calibrate
     inputs = {**job.calibrated.inputs, "tensors": digest_json(list(tensors))}
     config = {key: getattr(settings, key) for key in ("memory_mb", "statistics", "per_channel")}
-    return Partial(job.files.partial, Origin("calibrate/partial", inputs, config), job.files.damaged)
+    return StateCheckpoint(job.files.partial, Origin("calibrate/partial", inputs, config), job.files.damaged)

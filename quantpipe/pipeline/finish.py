@@ -8,6 +8,7 @@ from functools import partial
 
 from quantpipe.annotate.half import below_half, beyond_half
 from quantpipe.artifacts import read_json
+from quantpipe.artifacts.checkpoint import PartCheckpoint
 from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
@@ -40,7 +41,6 @@ from quantpipe.pipeline.stage_errors import earlier_errors
 from quantpipe.pipeline.timeline import PAGE, TRACKING, Timed, part_of, timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
-from quantpipe.recover import LayerCheckpoint
 from quantpipe.report.effort_text import effort_sentence
 from quantpipe.report.imported import imported_verdict, imported_warning
 from quantpipe.search.log import read_trials
@@ -109,7 +109,7 @@ def evaluate(
     realized = replace(made.forms.first, model=read_model(job.files.model))  # what is compared is the file
     origin = job.evaluated(made.strategy, found.recovery, file_hash(job.files.model, realized.model))
     # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
-    kept = LayerCheckpoint(
+    kept = PartCheckpoint(
         job.files.evaluating,
         replace(origin, kind="evaluate/partial", inputs={**origin.inputs, "version": __version__}),
         job.files.damaged,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from quantpipe.artifacts.checkpoint import Kept, NoCheckpoint, PartCheckpoint
 from quantpipe.calibrate.decided import base_of
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.candidate_weights import rounded
@@ -14,7 +15,7 @@ from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.train import training_data
 from quantpipe.plan import NO_OVERRIDES, Problem
-from quantpipe.recover import Kept, LayerCheckpoint, NoCheckpoint, RecoverOptions, RecoveryResult
+from quantpipe.recover import RecoverOptions, RecoveryResult
 from quantpipe.report.text import recovery_gain
 from quantpipe.types import Profile
 
@@ -67,7 +68,7 @@ def recover(
         return found
     origin = job.recovered(digest_of(found.strategy, NO_OVERRIDES))
     stored = files.read_recovered(origin, job.topology)
-    kept = LayerCheckpoint(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
+    kept = PartCheckpoint(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     if stored is not None:
         kept.clear()  # a kill may have come between what was recovered and this
         job.console.stage("recover", "from an earlier run in this folder")

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
+from quantpipe.artifacts.checkpoint import Kept, NoCheckpoint
 from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import float_pass_seconds
 from quantpipe.calibrate.ruled import WeightMethod
@@ -44,18 +45,7 @@ from quantpipe.realize import VENDOR, Provenance, write
 from quantpipe.realize.cache_ends import real_ports, stored_ends
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.provenance import stamp
-from quantpipe.recover import (
-    STEPS,
-    TRAIN,
-    Kept,
-    NoCheckpoint,
-    RecoverOptions,
-    RecoveryResult,
-    State,
-    StepItem,
-    Work,
-    accept_steps,
-)
+from quantpipe.recover import STEPS, TRAIN, RecoverOptions, RecoveryResult, State, StepItem, Work, accept_steps
 from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.search import (
     Algorithm,

@@ -8,7 +8,6 @@ quantized input, then target, scale, GPTQ rounding, bias. `ranges`: other ranges
 
 from quantpipe.recover.accept_steps import RecoveryResult, accept_steps
 from quantpipe.recover.named_steps import STEPS, TRAIN
-from quantpipe.recover.reconstruct.checkpoint import Kept, LayerCheckpoint, NoCheckpoint
 from quantpipe.recover.reconstruct.float_moments import float_moments
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Recovery, recover

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import along
+from quantpipe.artifacts.checkpoint import Kept, NoCheckpoint
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.passes import lacking
@@ -26,7 +27,6 @@ from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
 from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Problem
-from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
 from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from quantpipe.artifacts import Origin
+from quantpipe.artifacts.checkpoint import StateCheckpoint
 from quantpipe.calibrate import cache as module
 from quantpipe.calibrate.cache import StatsCache, cache_folder, merged
 from quantpipe.calibrate.measure import Detail, measure
-from quantpipe.calibrate.partial import Partial
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile
 from tests.ops.line import ArraySamples, Net, load, normal_samples
@@ -165,7 +165,7 @@ def test_which_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_partial_state_is_taken_by_its_own_measurement_only(tmp_path: Path) -> None:
     path, origin = tmp_path / "calibrate" / "partial.npz", Origin("calibrate/partial", {"tensors": "a"})
-    mine, other = Partial(path, origin), Partial(path, Origin("calibrate/partial", {"tensors": "b"}))
+    mine, other = StateCheckpoint(path, origin), StateCheckpoint(path, Origin("calibrate/partial", {"tensors": "b"}))
     assert mine.read() is None
     mine.write({"0.recent": np.arange(3.0)})
     state = mine.read()

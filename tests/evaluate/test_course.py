@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from quantpipe.artifacts import Origin
+from quantpipe.artifacts.checkpoint import PartCheckpoint
 from quantpipe.errors import DamagedError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement
 from quantpipe.evaluate.progress import CountedSamples, EvaluationProgress
-from quantpipe.recover import LayerCheckpoint
 from quantpipe.types import Batch
 
 ORIGIN = Origin("evaluate/partial", {"model": "sha256:m"})
@@ -55,7 +55,7 @@ class Model:
 
 
 def course(folder: Path, seconds: float = 0.0, **options: object) -> EvaluationProgress:
-    return EvaluationProgress(LayerCheckpoint(folder, ORIGIN), seconds=seconds, **options)  # type: ignore[arg-type]
+    return EvaluationProgress(PartCheckpoint(folder, ORIGIN), seconds=seconds, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.sliced(2)
@@ -101,7 +101,7 @@ def test_other_batches_another_origin_and_damage_are_not_taken(tmp_path: Path) -
     course(tmp_path).outputs("m", other, Numbers(), 5)
     assert len(other.ran) == 5
     other = Model()
-    EvaluationProgress(LayerCheckpoint(tmp_path, Origin("evaluate/partial", {"model": "sha256:n"}))).outputs(
+    EvaluationProgress(PartCheckpoint(tmp_path, Origin("evaluate/partial", {"model": "sha256:n"}))).outputs(
         "m", other, Numbers(), 4
     )
     assert len(other.ran) == 6
@@ -110,7 +110,7 @@ def test_other_batches_another_origin_and_damage_are_not_taken(tmp_path: Path) -
     path = sorted(tmp_path.glob("m-by-4-*.npz"))[2]
     data = path.read_bytes()
     path.write_bytes(data[:90] + bytes([data[90] ^ 4]) + data[91:])
-    found, _ = EvaluationProgress(LayerCheckpoint(tmp_path, ORIGIN, damaged.append)).outputs("m", again, Numbers(), 4)
+    found, _ = EvaluationProgress(PartCheckpoint(tmp_path, ORIGIN, damaged.append)).outputs("m", again, Numbers(), 4)
     np.testing.assert_array_equal(found[:, 0], np.arange(23.0) ** 2)
     assert again.ran == [8, 12, 16, 20] and damaged[0].where == str(path)
 

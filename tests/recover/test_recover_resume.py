@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from quantpipe.artifacts import Origin
-from quantpipe.recover import LayerCheckpoint, LayerOptions, Recovery, overrides_arrays, recover
+from quantpipe.artifacts.checkpoint import PartCheckpoint
+from quantpipe.recover import LayerOptions, Recovery, overrides_arrays, recover
 from quantpipe.recover.reconstruct.layerwise import Effort
 from tests.e2e.program import Program, contents
 from tests.ops.line import Line
@@ -24,7 +25,7 @@ class Stop(Exception):
     pass
 
 
-class Watched(LayerCheckpoint):
+class Watched(PartCheckpoint):
     """Notes what is found and what is written."""
 
     read_: list[str]
@@ -47,7 +48,7 @@ class Watched(LayerCheckpoint):
 
 
 def walk(
-    made: Line, kept: LayerCheckpoint, stop: int = 999, seed: int = 0, options: LayerOptions | None = None
+    made: Line, kept: PartCheckpoint, stop: int = 999, seed: int = 0, options: LayerOptions | None = None
 ) -> Recovery:
     def progress(done: int, total: int, note: str) -> None:
         if done == stop:

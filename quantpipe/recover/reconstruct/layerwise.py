@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
+from quantpipe.artifacts.checkpoint import Kept, NoCheckpoint
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Problem, pair_limit
 from quantpipe.plan.pair_safe import in_own_type
-from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint, WalkDigest
 from quantpipe.recover.reconstruct.forward import Forward, dequantized
 from quantpipe.recover.reconstruct.layer import FEW_BITS, LayerOptions
 from quantpipe.recover.reconstruct.moments import MomentCollector, Moments
@@ -29,6 +29,7 @@ from quantpipe.recover.reconstruct.prepare import WeightLayer, layer_of
 from quantpipe.recover.reconstruct.segments import Segment, segments
 from quantpipe.recover.reconstruct.shrinkage import parts_of
 from quantpipe.recover.reconstruct.threads import one_thread_each
+from quantpipe.recover.reconstruct.walk_digest import WalkDigest
 from quantpipe.types import (
     Kernel,
     QuantPlan,
