@@ -42,6 +42,25 @@ def real_part(model: ir.Model, topology: Topology, floats: Collection[str]) -> d
     }
 
 
+def file_part(model: ir.Model) -> dict[str, Any]:
+    """Return the keys of certificate.json on what users of the file read: its ports and its metadata.
+
+    `ports`: name -> ONNX's code of the type and the axes, of inputs and outputs. `metadata`: all entries, such as
+    session options and preprocessing, after the last of them was written.
+    """
+    graph = model.graph
+    return {
+        "ports": {str(v.name): _port(ir.to_proto(v)) for v in (*graph.inputs, *graph.outputs)},
+        "metadata": dict(model.metadata_props),
+    }
+
+
+def _port(value: onnx.ValueInfoProto) -> list[Any]:
+    kind = value.type.tensor_type
+    axes = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
+    return [kind.elem_type, axes]
+
+
 def written_floats(model: ir.Model, floats: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return name -> `op_type`, `domain`, `inputs`, `outputs` and `attributes` of nodes in float as written."""
     return {str(n.name): described(n) for n in model.graph if n.name in floats}

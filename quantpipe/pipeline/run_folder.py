@@ -28,6 +28,7 @@ from quantpipe.artifacts import (
 from quantpipe.artifacts.encode import digest_arrays
 from quantpipe.calibrate.profile import profile_from_arrays, stats_arrays
 from quantpipe.calibrate.yaml_profile import profile_yaml
+from quantpipe.certify.real_part import file_part
 from quantpipe.errors import ArtifactError, DamagedError
 from quantpipe.graph.store import is_model_current, stage_model
 from quantpipe.lowering import Rendered
@@ -303,7 +304,11 @@ class RunFolder:
                 else:
                     unit.bytes(self.beside(name), content, origin)
             unit.bytes(self.ship, ship.encode(), origin)
-            unit.json(self.certificate, {**claims, "digests": self._digests(unit, origin)}, origin)
+            unit.json(
+                self.certificate,
+                {**claims, **file_part(realized.model), "digests": self._digests(unit, origin)},
+                origin,
+            )
 
     def _digests(self, unit: ArtifactUnit, origin: Origin) -> dict[str, Any]:
         return {

@@ -25,6 +25,8 @@ OWN = frozenset({*ONNX, MICROSOFT})
 METADATA = frozenset(f"quantpipe.{name}" for name in (
     "session_options", "caches", "version", "form", "model", "strategy", "hardware", "hardware_digest", "preprocessing",
     "class_names", "inputs", "outputs"))  # fmt: skip
+DATA = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+"""Fields in which a tensor may hold its numbers."""
 Legal = Mapping[str, Collection[Any] | None]
 WINDOW: Legal = dict.fromkeys(("auto_pad", "dilations", "kernel_shape", "pads", "strides"), FOLLOWED)
 PLAIN = ("Abs", "Add", "Clip", "Div", "Floor", "GlobalAveragePool", "GreaterOrEqual",
@@ -74,6 +76,11 @@ def check_file(model: onnx.ModelProto, certificate: Mapping[str, Any]) -> None:
     _expect_once([*made, *ports, *(t.name for t in graph.initializer)], "graph makes or holds the value")
     _expect_once((o.name for o in graph.output), "graph has the output")
     _expect_once((n.name or n.output[0] for n in graph.node), "graph has the node")
+    for node in graph.node:
+        _expect_attributes_once(node)
+    for tensor in graph.initializer:
+        held = [field for field in DATA if len(getattr(tensor, field))]
+        expect(len(held) < 2, tensor.name, f"it holds its numbers as {', '.join(held)}; legal is once")
 
 
 def _expect_once(names: Iterable[str], what: str) -> None:

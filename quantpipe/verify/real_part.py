@@ -16,7 +16,7 @@ import onnx
 from quantpipe.verify.files import Folder, array_digest, canonical, data_digest, expect
 from quantpipe.verify.realized_model import Model
 
-KEYS = ("inputs", "outputs", "opsets", "constants", "functions", "auxiliary_nodes")
+KEYS = ("inputs", "outputs", "opsets", "constants", "functions", "auxiliary_nodes", "ports", "metadata")
 """Keys of certificate.json that versions before them do not write."""
 OF_NODES = ("op_type", "domain", "inputs", "outputs", "attributes")
 
@@ -42,6 +42,14 @@ def check_real_part(folder: Folder, model: Model, floats: Collection[str]) -> No
     for key, ports in (("inputs", graph.input), ("outputs", graph.output)):
         found, wanted = [port.name for port in ports], certificate[key]
         expect(found == wanted, "model.onnx", f"its {key} are {found}, the certificate names {wanted}")
+    for port in (*graph.input, *graph.output):
+        found, wanted = _port(port), certificate["ports"].get(port.name)
+        expect(found == wanted, port.name, f"its type and axes are {found}, the certificate names {wanted}")
+    metadata = {entry.key: entry.value for entry in folder.model.metadata_props}
+    for key in sorted({*metadata, *certificate["metadata"]}):
+        found, wanted = metadata.get(key), certificate["metadata"].get(key)
+        expect(found == wanted, "model.onnx", f"its metadata {key} are {_shown(found)}, the certificate names "
+               f"{_shown(wanted)}")  # fmt: skip
     entries = {str(e["node"]): e for e in (*certificate["float_nodes"], *certificate["auxiliary_nodes"])}
     for node in model.nodes:
         unknown = node.name in floats and id(node) not in model.seen_nodes and node.name not in entries
@@ -54,6 +62,11 @@ def check_real_part(folder: Folder, model: Model, floats: Collection[str]) -> No
             expect(described[key] == entry[key], name, f"its {key} {_shown(described[key])}, the certificate names "
                    f"{_shown(entry[key])}")  # fmt: skip
     _expect_constants(folder, [held[name] for name in entries])
+
+
+def _port(value: onnx.ValueInfoProto) -> list[Any]:
+    kind = value.type.tensor_type
+    return [kind.elem_type, [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]]
 
 
 def _shown(value: Any) -> str:

@@ -187,7 +187,38 @@ def node_added(model: onnx.ModelProto) -> None:
     next(n for n in model.graph.node if n.name == "front").input[0] = "turned"
 
 
+def metadata_added(model: onnx.ModelProto) -> None:
+    """Users prepare samples and open sessions as the metadata name it."""
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "quantpipe.preprocessing", '{"scale": 3}'
+
+
+def port_narrowed(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def output_axis_changed(model: onnx.ModelProto) -> None:
+    model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = 99
+
+
+def attribute_given_twice(model: onnx.ModelProto) -> None:
+    """Readers take one of the two or the other."""
+    node = next(n for n in model.graph.node if n.attribute)
+    node.attribute.add().CopyFrom(node.attribute[0])
+
+
+def numbers_given_twice(model: onnx.ModelProto) -> None:
+    """Readers take the one field or the other."""
+    tensor = next(t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and t.raw_data)
+    tensor.float_data.extend((2 * numpy_helper.to_array(tensor)).reshape(-1).tolist())
+
+
 REAL: dict[Forgery, str] = {
+    metadata_added: "its metadata quantpipe.preprocessing are",
+    port_narrowed: "its type and axes are",
+    output_axis_changed: "its type and axes are",
+    attribute_given_twice: "it has an attribute twice",
+    numbers_given_twice: "it holds its numbers as raw_data, float_data",
     output_renamed: "its outputs are",
     output_added: "its outputs are",
     output_removed: "its outputs are",
