@@ -46,12 +46,9 @@ def with_edge_copies(graph: Graph, spec: HardwareSpec, schema: Schema, options: 
                 writer.identity_for(tensor, reader, copies[-1])
     if not copies:
         return graph
-    return replace(
-        writer.graph(),
-        model_hash=fixed_hash(graph.model_hash, {KEY: copies}),
-        imported=graph.imported,
-        as_given=graph.timed,
-    )
+    made = writer.graph()
+    changed = {name: getattr(made, name) for name in ("model", "nodes", "shapes", "dtypes", "varying", "largest")}
+    return replace(graph, **changed, model_hash=fixed_hash(graph.model_hash, {KEY: copies}), as_given=graph.timed)
 
 
 def _takes_stored(topology: Topology, node: str, tensor: str) -> bool:
