@@ -32,7 +32,7 @@ def cache_bits(graph: Graph, spec: HardwareSpec) -> dict[str, int]:
     """Return a mapping: tensor of a cache's path -> the bits that the device holds it in, at most."""
     if spec.cache is None:
         return {}
-    found = {}
+    found: dict[str, int] = {}
     for cache in caches_of(graph):
         tensors = (cache.past, *(graph.by_name[name].outputs[0] for name in cache.nodes))
         found |= dict.fromkeys(tensors, (spec.cache.keys if cache.keys else spec.cache.values).bits)

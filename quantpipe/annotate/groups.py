@@ -137,8 +137,8 @@ def scale_groups(
 def joins(topology: Topology, spec: HardwareSpec) -> tuple[Kernel, ...]:
     """Return the kernels that join several stored tensors at one scale, on a device that rescales stored integers.
 
-    Copies of a tensor for one reader are among them: they have one operand, and the scale of the tensor. Those that join
-    new positions to a cache always have one scale, so they are left out.
+    Copies of a tensor for one reader are among them: they have one operand, and the scale of the tensor. Those that
+    join new positions to a cache always have one scale, so they are left out.
     """
     if not can_rescale(spec):
         return ()

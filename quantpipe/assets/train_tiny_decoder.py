@@ -188,7 +188,8 @@ def parts(texts: Sequence[str], more: Sequence[str] = ()) -> tuple[NDArray[np.in
 
     `more`: texts for training alone.
     """
-    held, kept = [], list(more)
+    held: list[str] = []
+    kept = list(more)
     for number, text in enumerate(texts):
         (held if number % 5 == 2 else kept).append(text)
     learned = "\n".join(kept)

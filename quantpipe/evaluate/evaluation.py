@@ -212,8 +212,8 @@ def evaluate(
     same = first_samples(reference, len(few), len(samples))
     alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
     free, steps = free_running(session, few, same), steps_and_prefill(session, few)
-    if steps is not None and (inside := kernels_in_steps(graph, topology, model.realized, few)) is not None:
-        steps["kernels"] = inside
+    if steps is not None and (counted := kernels_in_steps(graph, topology, model.realized, few)) is not None:
+        steps["kernels"] = counted
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
     figures = _every_output(graph, session, few, course=course, watched=watched) or [
         figures_of_output(

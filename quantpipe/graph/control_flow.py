@@ -65,7 +65,7 @@ def _written_out(model: ir.Model, names: list[str]) -> tuple[ir.Model, int] | No
 
 def _fit(axes: Mapping[str, Axes], made: list[ir.Value], pairs: list[tuple[ir.Value, ir.Value]]) -> bool:
     """Whether both branches, which make the values `made`, always compute, with results of equal shapes."""
-    if not all(v.name in axes and _is_known(axes[v.name]) for v in made):
+    if not all(v.name is not None and v.name in axes and _is_known(axes[v.name]) for v in made):
         return False
     return all(_shape(axes, a) is not None and _shape(axes, a) == _shape(axes, b) for a, b in pairs)
 

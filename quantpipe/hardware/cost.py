@@ -125,9 +125,9 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
         for n in graph.nodes
         if n.name not in inside and graph.dtypes.get(n.outputs[0], "float32") == "float32"
     }
-    for kernel in topology.kernels if spec.cost.launch_cycles else ():
-        rescaled = sum(operand.rescaled for operand in kernel.operands)
-        total[kernel.node] = total.get(kernel.node, 0.0) + rescaled * float(spec.cost.launch_cycles)
+    for one in topology.kernels if spec.cost.launch_cycles else ():
+        rescaled = sum(operand.rescaled for operand in one.operands)
+        total[one.node] = total.get(one.node, 0.0) + rescaled * float(spec.cost.launch_cycles)
     for name, steps in vector_steps(topology, graph, spec).items():
         total[name] = total.get(name, 0.0) + steps
     device, costs = spec, _costs_of_sites(topology, spec)

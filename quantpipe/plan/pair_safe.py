@@ -113,7 +113,7 @@ def in_own_type(weight: WeightTensor, own: DType) -> WeightTensor:
     return replace(weight, values=values, dtype=own, zero_point=np.asarray(weight.zero_point + DType.INT8.qmin))
 
 
-def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
+def rounded_pairs(steps: NDArray[np.floating[Any]], low: int, high: int, most: int) -> Floats:
     """Return integers of `[…, K]` weights in steps, neighbours along the last axis as pairs of at most `most`.
 
     A pair of equal sign beyond the limit gets the two nearest integers whose magnitudes add up to it.
@@ -248,7 +248,7 @@ class _Scales:
             errors[piece] = add(some**2) + (self._mean * add(some)) ** 2
         return integers, scale, errors * scale.astype(np.float64) ** 2
 
-    def _rounded(self, steps: Floats) -> Floats:
+    def _rounded(self, steps: NDArray[np.floating[Any]]) -> Floats:
         if self._ordered:
             return rounded_pairs(steps, self._low, self._high, self._most)
         return np.asarray(intmath.nearest_step(steps, self._low, self._high))

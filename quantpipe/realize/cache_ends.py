@@ -97,8 +97,9 @@ class _Ends:
             sources = [value for value in node.inputs if value is not None]
             self._graph.remove(node, safe=True)
             for value in sources:
-                if value.name in self._graph.initializers and not value.uses():
-                    del self._graph.initializers[value.name]
+                name = value.name
+                if name is not None and name in self._graph.initializers and not value.uses():
+                    del self._graph.initializers[name]
             makers = [maker for value in sources if (maker := value.producer()) is not None]
             node = makers[0] if makers else None
 

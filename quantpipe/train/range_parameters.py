@@ -121,8 +121,8 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
             low, high = (self.get_buffer(f"ends{number}") * self._factors_of(keys)).unbind(1)
             grid = kind.grid(low, high, like, positive=positive)
             parts = (values.unbind() for values in (grid.scale, grid.zero, grid.low, grid.high))
-            for key, *numbers in zip(keys, *parts, strict=True):
-                found[key] = TorchGrid(*numbers, grid.qmin, grid.qmax)
+            for key, scale, zero, start, end in zip(keys, *parts, strict=True):
+                found[key] = TorchGrid(scale, zero, start, end, grid.qmin, grid.qmax)
         return found
 
     def _factors_of(self, keys: Sequence[str]) -> Tensor:

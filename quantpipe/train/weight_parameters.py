@@ -61,7 +61,7 @@ class WeightStart:
     def nearest(self) -> NDArray[np.bool_]:
         """Return where the float weight rounds to the plan's integer."""
         scale, zero = self.broadcast(self.scale), self.broadcast(self.zero)
-        return nearest_step(self.real / scale, self.qmin - zero, self.qmax - zero) == self.integers
+        return np.asarray(nearest_step(self.real / scale, self.qmin - zero, self.qmax - zero) == self.integers)
 
     @property
     def value(self) -> NDArray[np.float32]:

@@ -43,13 +43,13 @@ def check_real_part(folder: Folder, model: Model, floats: Collection[str]) -> No
         found, wanted = [port.name for port in ports], certificate[key]
         expect(found == wanted, "model.onnx", f"its {key} are {found}, the certificate names {wanted}")
     for port in (*graph.input, *graph.output):
-        found, wanted = _port(port), certificate["ports"].get(port.name)
-        expect(found == wanted, port.name, f"its type and axes are {found}, the certificate names {wanted}")
+        form, stated = _port(port), certificate["ports"].get(port.name)
+        expect(form == stated, port.name, f"its type and axes are {form}, the certificate names {stated}")
     metadata = {entry.key: entry.value for entry in folder.model.metadata_props}
     for key in sorted({*metadata, *certificate["metadata"]}):
-        found, wanted = metadata.get(key), certificate["metadata"].get(key)
-        expect(found == wanted, "model.onnx", f"its metadata {key} are {_shown(found)}, the certificate names "
-               f"{_shown(wanted)}")  # fmt: skip
+        there, named = metadata.get(key), certificate["metadata"].get(key)
+        expect(there == named, "model.onnx", f"its metadata {key} are {_shown(there)}, the certificate names "
+               f"{_shown(named)}")  # fmt: skip
     entries = {str(e["node"]): e for e in (*certificate["float_nodes"], *certificate["auxiliary_nodes"])}
     for node in model.nodes:
         unknown = node.name in floats and id(node) not in model.seen_nodes and node.name not in entries

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Floats, along
+from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph, Node, view
 from quantpipe.oprules.channels import CLAMP, MAX, MIN
@@ -87,8 +88,9 @@ class Writer:
         """Put an Identity with this name, and a result of that name, between a tensor and one of its readers."""
         own = self._nodes[reader.name]
         made = ir.Node("", "Identity", [own.inputs[reader.inputs.index(tensor)]], name=name)
-        value, read = made.outputs[0], made.inputs[0]
-        value.name, value.type, value.shape = name, read.type, read.shape
+        value = made.outputs[0]
+        value.name, value.dtype = name, ir_dtype(self._graph.dtypes[tensor])
+        value.shape = ir.Shape(self._graph.shapes[tensor])
         self._model.graph.insert_before(own, made)
         for port, found in enumerate(reader.inputs):
             if found == tensor:
