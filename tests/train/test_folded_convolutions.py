@@ -367,7 +367,7 @@ def assert_zero_points_are_integers() -> None:
     schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
     found = Range(-1.0, 2.2)
     low, high = (torch.tensor(end, dtype=torch.float64) for end in (found.low, found.high))
-    grid = range_parameters.GroupGrid(8, DType.UINT8, schema).grid(low, high, torch.zeros(()))
+    grid = range_parameters.GroupGrid(8, DType.UINT8, schema).grid(low, high, torch.zeros(()), positive=False)
     assert float(grid.zero) == intmath.scale_zero_point(found, 8, DType.UINT8, schema)[1]
 
 
