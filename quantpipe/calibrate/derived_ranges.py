@@ -1,4 +1,4 @@
-"""Derive ranges of some ports of plug-in ops from those of other ports, by a work list.
+"""Derive ranges of some ports of plug-in ops from ranges of other ports, by a work list.
 
 A derived range may be the source of the next one, so kernels are visited until nothing changes. A range that a user or
 the device gives stays.
@@ -24,8 +24,8 @@ VISITS = 8
 def derive_ranges(graph: Graph, topology: Topology, ranges: Mapping[str, Range]) -> dict[str, Range]:
     """Return the ranges that plug-in ops derive, by key of the scale group.
 
-    Raises ConfigError that names the package: for a function that raises or returns no finite range around 0, for two
-    functions that give one group different ranges, and for ranges that depend on each other in a circle.
+    Raises ConfigError, with the name of the package, for a function that raises or returns no finite range with 0
+    within. It also raises for two ranges of one group, and for ranges that depend on each other in a circle.
     """
     deriving = [(k, op) for k in topology.kernels if (op := extend.op_of(k.op)) is not None and op.derive]
     found: dict[str, Range] = {}
