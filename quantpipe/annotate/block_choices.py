@@ -14,7 +14,7 @@ from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 
 def block_choices(topology: Topology, graph: Graph) -> list[Choice]:
-    """Return the choices of a topology, in graph order; weights without another size have none."""
+    """Return the choices of a topology, in graph order; weights without another size are left out."""
     found = []
     for site in topology.weights:
         if site.block is None or not site.block.are_real or site.frozen or site.fixed is not None:

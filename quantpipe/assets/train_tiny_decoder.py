@@ -6,9 +6,10 @@ reference (`pydoc_data.topics`) and the docstrings of its standard library. It w
 PSF licence version 2, which allows copies (`tiny_decoder.LICENSE`).
 
 The net has what decoders have today: RMS normalization, rotary positions, a gated feed-forward part, and one table for
-the first and the last layer. torch exports it, at opset 17, with names of Hugging Face's exports: inputs `input_ids`
-and `position_ids` `[N, T]` int64, and `past_key_values.LAYER.key|value` `[N, 6, P, 16]`; outputs `logits`
-`[N, T, 128]` and `present.LAYER.key|value` `[N, 6, P + T, 16]`. Positions go up to 255.
+the first and the last layer. torch exports it, at opset 17, with names of Hugging Face's exports.
+
+Inputs: `input_ids` and `position_ids` `[N, T]` int64, and `past_key_values.LAYER.key|value` `[N, 6, P, 16]`. Outputs:
+`logits` `[N, T, 128]` and `present.LAYER.key|value` `[N, 6, P + T, 16]`. Positions go up to 255.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def build(size: DecoderSize = SIZE) -> Any:
             return self.out(mixed.reshape(mixed.shape[0], mixed.shape[1], size.width)), key, value
 
     class Block(nn.Module):  # type: ignore[misc]
-        """Attention and a gated perceptron, each behind its normalization and added to what came in."""
+        """Attention and a gated perceptron, each after its normalization and added to its input."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -224,13 +224,11 @@ def evaluate(
     said = decoded(graph, few, same.outputs, found, output=names[0], opened=opened, session=session)
     del session
     release_memory()
-    both = None
-    if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
-        both = generalization(metric, (seen, before), (reference, every))
+    judged = metric != "accuracy" or (seen.labels is not None and reference.labels is not None)
+    both = generalization(metric, (seen, before), (reference, every)) if judged else None
     inside = _compared(model, simulation, data, sizes, course=course, runs_here=runs_here)
-    right = [top1(own, same.labels) for own in (same.outputs, found)]
     judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
-    accurate = names[0] if is_accurate(*right) else None
+    accurate = names[0] if is_accurate(*(top1(own, same.labels) for own in (same.outputs, found))) else None
     metrics = {
         "float": judge.with_figures(summary(reference.outputs, reference.outputs, reference.labels), reference.found),
         "simulated": judge.with_figures(summary(reference.outputs, simulated, reference.labels), every),

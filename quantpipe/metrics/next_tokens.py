@@ -66,7 +66,7 @@ def first_difference(one: Tokens, other: Tokens) -> int:
 
 
 def _losses(tokens: Tokens, logits: Array) -> Floats:
-    """Return the negative logarithm of each next token's probability, `[T - 1]`; tokens beyond the scores have none."""
+    """Return -log of each next token's probability, `[T - 1]`; tokens without a score are left out."""
     wanted = tokens[1:]
     known = (wanted >= 0) & (wanted < logits.shape[-1])
     found = log_probabilities(logits[: len(wanted)], distribution=False)
