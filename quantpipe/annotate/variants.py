@@ -19,11 +19,11 @@ from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
 from quantpipe.annotate.edge_copies import EDGES, is_copy
 from quantpipe.annotate.groups import joins
 from quantpipe.annotate.half import half_tensors
+from quantpipe.annotate.legal_structures import granularity_choices, refuse_illegal
 from quantpipe.annotate.range_choices import ranges_of
 from quantpipe.annotate.tail import AUTO as MEASURED
 from quantpipe.annotate.tail import NEVER, TAIL, computes, tail_of
 from quantpipe.annotate.topology import analyze
-from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.gain import Gains
 from quantpipe.hardware.legality import takes_float
@@ -121,7 +121,8 @@ class Topologies:
         """
         found = self._kept.get(structure)
         if found is None:
-            self._refuse(structure)
+            graph, spec, *_ = self._given
+            refuse_illegal(structure, graph, spec, self.reference, {k.node for k in self._joins})
             found = self._marked(analyze(*self._given, structure=structure) if structure else analyze(*self._given))
             self._kept[structure] = found
         return found
@@ -185,7 +186,7 @@ class Topologies:
         elif self._forms:
             found += self._add_choices(tuple(t for t in self._given[1].add_variants if t is not AddInputs.NONE))
         if ChoiceKind.GRANULARITY in kinds:
-            found += self._granularity_choices()
+            found += granularity_choices(self.reference, *self._given[1:3])
         if self._rescales:
             found += self._rescale_choices()
         if ChoiceKind.BLOCK in kinds:
@@ -342,19 +343,6 @@ class Topologies:
             found.add(tensor)
         return frozenset(found)
 
-    def _granularity_choices(self) -> list[Choice]:
-        _, spec, schema, _ = self._given
-        first = schema.weights.granularity
-        legal = (first.value, *(g.value for g in spec.weights.granularity if g is not first))
-        if len(legal) < 2:
-            return []
-        kind = ChoiceKind.GRANULARITY
-        return [
-            Choice(choice_key(kind, site.tensor), kind, legal, site.edges, graded=False)
-            for site in self.reference.weights
-            if site.fixed is None
-        ]
-
     @cached_property
     def _joins(self) -> tuple[Kernel, ...]:
         """Return the kernels whose operands may be rescaled by choice; those of caches may not."""
@@ -400,28 +388,3 @@ class Topologies:
         weights = [w.tensor for w in reference.weights if not set(w.nodes).issubset(held.get(w.tensor, ()))]
         lost = tuple(e for e in dict.fromkeys(edges) if e not in kept)
         return replace(topology, float_edges=lost, float_weights=tuple(weights)) if lost or weights else topology
-
-    def _refuse(self, structure: Structure) -> None:
-        """Structures come from searches, and from files that a user may have edited or made elsewhere."""
-        graph, spec, *_ = self._given
-        weights, joins = {w.tensor for w in self.reference.weights}, {k.node for k in self._joins}
-        sizes = {choice.key: choice.options for choice in block_choices(self.reference, graph)}
-        for key, option in structure.decided:
-            kind, name = read_key(key) or (None, "")
-            legal: tuple[str, ...] = ()
-            if kind is ChoiceKind.FLOAT and name in graph.by_name:
-                legal = (INTEGER, FLOAT)
-            elif kind is ChoiceKind.ADD and name in graph.by_name:
-                legal = tuple(t.value for t in spec.add_variants)
-            elif kind is ChoiceKind.GRANULARITY and name in weights:
-                legal = tuple(g.value for g in spec.weights.granularity)
-            elif kind is ChoiceKind.RESCALE and name in joins:
-                legal = (SHARED, OWN)
-            elif kind is ChoiceKind.BLOCK:
-                legal = tuple(str(size) for size in sizes.get(key, ()))
-            if option not in legal:
-                raise ConfigError(
-                    f"{key} is {option}; " + (f"legal are {', '.join(legal)}" if legal else "there is no such choice"),
-                    stage="annotate",
-                    where=spec.name,
-                )
