@@ -36,16 +36,14 @@ from quantpipe.train.folded_convolutions import FoldedConvolution
 from quantpipe.train.network import FloatNetwork
 from quantpipe.train.range_parameters import RangeParameters
 from quantpipe.train.train_options import TrainOptions, takes_any_factor
-from quantpipe.train.trained_state import TrainedState, real_values, weight_start
+from quantpipe.train.trained_state import TrainedState, real_values, start_range, weight_start
 from quantpipe.train.weight_parameters import ALGORITHMS, LearnedWeight
 from quantpipe.types import (
     Accumulate,
     BiasScale,
     Form,
     Kernel,
-    Range,
     Rounding,
-    ScaleGroup,
     WeightSite,
     WeightTensor,
 )
@@ -67,7 +65,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         self.network = FloatNetwork.of(state.graph, device)
         topology = state.problem.topology
         groups = {group.key: group for group in topology.groups}
-        ranges = {key: _start_range(options, group, state.applied.ranges[key]) for key, group in groups.items()}
+        ranges = {key: start_range(options, group, state.applied.ranges[key]) for key, group in groups.items()}
         bits, schema = state.strategy.bits, state.problem.schema.activations
         self.ranges = RangeParameters(groups, ranges, bits, schema, learns=options.activations in LEARNING)
         self._kernels = {kernel.node: kernel for kernel in (*topology.kernels, *topology.weighted)}
@@ -296,10 +294,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
             return weight.grid(weight.shaped(None)).scale
 
     def _in_steps(self, node: str, real: Tensor, weight_scale: Tensor) -> Tensor:
-        """Return a bias in whole steps of its kernel's accumulator, with the gradient of the real one.
-
-        It stays as it is where the kernel has no integers.
-        """
+        """Return a bias in whole steps of the accumulator, where there is one, with the gradient of the real one."""
         group = self.state.problem.topology.group_of.get(self._kernels[node].operands[0].tensor)
         grid = None if group is None else self._grids.get(group.key)
         if grid is None or not isinstance(self.state.plan.kernels.get(node), Accumulate):
@@ -402,10 +397,3 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
             before.bits,
             zero,
         )
-
-
-def _start_range(options: TrainOptions, group: ScaleGroup, found: Range) -> Range:
-    """Return where a range starts: DoReFa clips activations to [0, 1]."""
-    if options.activations != "dorefa" or group.fixed is not None or found.threshold == 0:
-        return found
-    return Range(-1.0 if found.low < 0 else 0.0, 1.0)

@@ -15,8 +15,9 @@ from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides, Problem
 from quantpipe.plan.saturating_pairs import pair_limit
 from quantpipe.plan.weight_blocks import real_weight
+from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.weight_parameters import WeightStart
-from quantpipe.types import QuantPlan, Strategy, WeightSite, WeightTensor
+from quantpipe.types import QuantPlan, Range, ScaleGroup, Strategy, WeightSite, WeightTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,13 @@ def weight_start(state: TrainedState, site: WeightSite, stored: WeightTensor) ->
         schema.power_of_two,
         _pair_limit(state, site, stored),
     )
+
+
+def start_range(options: TrainOptions, group: ScaleGroup, found: Range) -> Range:
+    """Return where a range starts: DoReFa clips activations to [0, 1]."""
+    if options.activations != "dorefa" or group.fixed is not None or found.threshold == 0:
+        return found
+    return Range(-1.0 if found.low < 0 else 0.0, 1.0)
 
 
 def _pair_limit(state: TrainedState, site: WeightSite, stored: WeightTensor) -> int | None:
