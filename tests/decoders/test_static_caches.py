@@ -22,7 +22,7 @@ PLACES, WIDTH = 6, 8
 
 def ring(places: int = PLACES) -> Net:
     """Return an attention over the last positions; each step replaces the oldest one."""
-    net = Net("ring")
+    net = Net(name="ring")
     x = net.input(None, 1, WIDTH)
     pasts = [net.input(None, places, WIDTH, name=f"past.{kind}") for kind in ("key", "value")]
     presents = []
@@ -54,7 +54,7 @@ def test_a_ring_is_found_by_its_ops() -> None:
 
 
 def test_an_input_that_no_attention_reads_is_no_cache() -> None:
-    net = Net("plain")
+    net = Net(name="plain")
     x, state = net.input(None, 1, WIDTH), net.input(None, PLACES, WIDTH, name="past.key")
     net.output(net.node("Concat", state, x, name="joined", axis=1, output="present.key"))
     net.output(net.node("MatMul", "present.key", net.floats(WIDTH, 2), name="dense"))
@@ -100,7 +100,7 @@ def test_a_ring_has_the_length_of_the_device(length: int) -> None:
 
 
 def test_a_cache_that_grows_fits_no_ring() -> None:
-    net = Net("grows")
+    net = Net(name="grows")
     x, past = net.input(None, 1, WIDTH), net.input(None, None, WIDTH, name="past.key")
     present = net.node("Concat", past, x, name="joined", axis=1, output="present.key")
     turned = net.node("Transpose", present, name="turned", perm=[0, 2, 1])
