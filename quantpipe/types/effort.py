@@ -27,7 +27,7 @@ class EffortPart(TypedDict):
 
     `float_pass_seconds`: of the float model over all `samples` of the evaluation, null if unknown. `passes`: everything
     after calibration in that unit, and `limit` what the options leave it. `left_out`: what was not measured for that,
-    in sentences. `estimated_peak_mb`: what the weights and shapes of the model let expect of `peak_mb`.
+    in sentences. `estimated_peak_mb`: `peak_mb` by an estimate before calibration.
     """
 
     samples: int
