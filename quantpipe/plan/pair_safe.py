@@ -208,7 +208,7 @@ class _Scales:
     def _least(self, part: slice, share: float) -> Floats:
         """Return a lower bound of the errors of some channels, in float32 and less its rounding."""
         scale, real = self._scale(part, share), self._matrix(part)
-        steps = (real / scale[:, None]).astype(np.float32, copy=False)
+        steps: NDArray[Any] = (real / scale[:, None]).astype(np.float32, copy=False)
         lost = self._rounded(steps) - steps
         found = np.einsum("ij,ij->i", lost, lost).astype(np.float64) * scale.astype(np.float64) ** 2
         return np.asarray(found * (1.0 - MARGIN))
