@@ -133,7 +133,7 @@ def test_nothing_to_be_found_is_said() -> None:
     ("given", "said"),
     [
         ({"boxes": "nowhere"}, "no such output"),
-        ({"layout": "polar"}, "legal is auto, xyxy"),
+        ({"layout": "polar"}, "legal are auto, xyxy"),
         ({"scores": "out"}, "give the output that holds the boxes"),
         ({"score_above": 2}, "from 0 to 1"),
         ({"nms_iou": "much"}, "auto, null"),
