@@ -78,9 +78,25 @@ def check_file(model: onnx.ModelProto, certificate: Mapping[str, Any]) -> None:
     _expect_once((n.name or n.output[0] for n in graph.node), "graph has the node")
     for node in graph.node:
         _expect_attributes_once(node)
+    _expect_types(model)
     for tensor in graph.initializer:
         held = [field for field in DATA if len(getattr(tensor, field))]
         expect(len(held) < 2, tensor.name, f"it holds its numbers as {', '.join(held)}; legal is once")
+
+
+def _expect_types(model: onnx.ModelProto) -> None:
+    """Check that attributes of ONNX's ops have the types that ONNX defines."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, ""):
+            continue
+        known = onnx.defs.get_schema(node.op_type, versions.get("", versions.get("ai.onnx", 1)), "").attributes
+        for held in node.attribute:
+            fits = (
+                held.name not in known
+                or str(known[held.name].type) == f"AttrType.{onnx.AttributeProto.AttributeType.Name(held.type)}"
+            )
+            expect(fits, node.name, f"its attribute {held.name} has another type than {node.op_type} defines")
 
 
 def _expect_once(names: Iterable[str], what: str) -> None:

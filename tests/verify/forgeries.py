@@ -207,6 +207,12 @@ def attribute_given_twice(model: onnx.ModelProto) -> None:
     node.attribute.add().CopyFrom(node.attribute[0])
 
 
+def attribute_of_another_type(model: onnx.ModelProto) -> None:
+    """Readers that go by the type read a float, others the integer."""
+    held = next(a for a in node_of(model, "front").attribute if a.name == "reverse")
+    held.type, held.f = onnx.AttributeProto.FLOAT, 1.0
+
+
 def numbers_given_twice(model: onnx.ModelProto) -> None:
     """Readers take the one field or the other."""
     tensor = next(t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and t.raw_data)
@@ -218,6 +224,7 @@ REAL: dict[Forgery, str] = {
     port_narrowed: "its type and axes are",
     output_axis_changed: "its type and axes are",
     attribute_given_twice: "it has an attribute twice",
+    attribute_of_another_type: "its attribute reverse has another type than CumSum defines",
     numbers_given_twice: "it holds its numbers as raw_data, float_data",
     output_renamed: "its outputs are",
     output_added: "its outputs are",
