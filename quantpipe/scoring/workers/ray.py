@@ -7,6 +7,7 @@ Paths in the recipe (image folders) must be the same on every machine.
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from quantpipe.graph.execute import available_cores
 from quantpipe.option_checks import integer
 from quantpipe.scoring.workers.executor import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
 from quantpipe.types import Point, Score
+
+REACH_SECONDS = 10
 
 RETRIES = 3
 """How often Ray repeats a point whose worker died."""
@@ -62,6 +65,7 @@ class RayTasks:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             local = {"num_cpus": worker_count(options.workers, cores) * options.threads} if not options.address else {}
             try:
+                _reach(options.address)
                 ray.init(
                     address=options.address or "local",
                     include_dashboard=False if not options.address else None,
@@ -105,6 +109,13 @@ class RayTasks:
                 where="executor",
             ) from error
         return found
+
+
+def _reach(address: str | None) -> None:
+    """Raise OSError for HOST:PORT where nothing listens; Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
 def _ray() -> Any:
