@@ -157,8 +157,11 @@ def main(arguments: Sequence[str]) -> None:
                                                        "imagenet_efficientnet_lite0", "transformer"])  # fmt: skip
     parser.add_argument("--devices", nargs="+", default=["ort_cpu", "vta"])
     parser.add_argument("--effort", default="default")
-    for key, default in (("layers", 4), ("width", 384), ("calibrate", 64), ("search", 32), ("evaluate", 128)):
-        parser.add_argument(f"--{key}", type=int, default=default)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--calibrate", type=int, default=64)
+    parser.add_argument("--search", type=int, default=32)
+    parser.add_argument("--evaluate", type=int, default=128)
     parser.add_argument("--shared", action="store_true", help="note that other programs ran on the machine")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

@@ -27,7 +27,7 @@ def granularity_choices(reference: Topology, spec: HardwareSpec, schema: Schema)
 
 
 def refuse_illegal(
-    structure: Structure, graph: Graph, spec: HardwareSpec, reference: Topology, joins: Collection[str]
+    structure: Structure, graph: Graph, spec: HardwareSpec, reference: Topology, *, joins: Collection[str]
 ) -> None:
     """Reject decisions that the graph or the device does not allow.
 

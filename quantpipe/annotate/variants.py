@@ -122,7 +122,7 @@ class Topologies:
         found = self._kept.get(structure)
         if found is None:
             graph, spec, *_ = self._given
-            refuse_illegal(structure, graph, spec, self.reference, {k.node for k in self._joins})
+            refuse_illegal(structure, graph, spec, self.reference, joins={k.node for k in self._joins})
             found = self._marked(analyze(*self._given, structure=structure) if structure else analyze(*self._given))
             self._kept[structure] = found
         return found
@@ -345,7 +345,7 @@ class Topologies:
 
     @cached_property
     def _joins(self) -> tuple[Kernel, ...]:
-        """Return the kernels whose operands may be rescaled by choice; those of caches may not."""
+        """Return the kernels whose operands may be rescaled by choice; kernels of caches are never among them."""
         _, spec, _, options = self._given
         found = [k for k in joins(analyze(*self._given), spec) if not self._touches_stated(k)]
         asked = ChoiceKind.RESCALE in options.choices or EDGES not in options.choices

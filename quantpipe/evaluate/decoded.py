@@ -68,7 +68,7 @@ def decoded(
     if figures is None:
         return None
     sessions = opened(graph.model, where=graph.source), session
-    rows = list(_continued(graph, samples, name, output, sessions))
+    rows = list(_continued(graph, samples, sessions, name=name, output=output))
     return {
         "samples": figures.samples,
         "tokens": figures.tokens,
@@ -81,7 +81,7 @@ def decoded(
 
 
 def _continued(
-    graph: Graph, samples: Samples, name: str, output: str, sessions: tuple[Session, Session]
+    graph: Graph, samples: Samples, sessions: tuple[Session, Session], *, name: str, output: str
 ) -> Iterator[ContinuationRow]:
     """Yield the continuations of the first samples; none where an input of the model cannot be continued."""
     if graph.fixed_batch is not None:
@@ -89,9 +89,9 @@ def _continued(
     for number, batch in enumerate(samples.batches(1)):
         if number == PROMPTS:
             return
-        prompt = np.asarray(batch.inputs[name])[0, : max(batch.inputs[name].shape[1] // 2, 1)]
+        prompt, given = np.asarray(batch.inputs[name])[0, : max(batch.inputs[name].shape[1] // 2, 1)], batch.inputs
         try:
-            one, other = (_continuation(session, batch.inputs, prompt, name, output) for session in sessions)
+            one, other = (_continuation(session, given, prompt, name=name, output=output) for session in sessions)
         except ModelError:  # positions end, or an axis of tokens is fixed
             return
         if one is None or other is None:
@@ -101,7 +101,7 @@ def _continued(
         yield {"prompt": text, "float": own, "realized": found, "tokens": len(one), "equal": equal}
 
 
-def _continuation(session: Session, feeds: Feeds, prompt: Array, name: str, output: str) -> Array | None:
+def _continuation(session: Session, feeds: Feeds, prompt: Array, *, name: str, output: str) -> Array | None:
     """Return the tokens that a model takes after a prompt."""
     tokens = prompt
     for _ in range(CONTINUED):

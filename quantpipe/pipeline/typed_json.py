@@ -50,7 +50,7 @@ def _rows(value: Any, inner: Sequence[Any], place: str, *, fixed: bool) -> str |
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a plain type; any number is one, and a truth value is none."""
+    """Whether a value is of a plain type; any number is one, a truth value is not."""
     if kind in (int, float):
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is None or kind is type(None):

@@ -92,7 +92,7 @@ class _Ends:
         return name
 
     def _remove(self, node: ir.Node | None) -> None:
-        """Remove a node that nothing reads any more, and what is there for it alone."""
+        """Remove a node without readers, and the nodes and constants that it alone reads."""
         while node is not None and not any(v.uses() or v.is_graph_output() for v in node.outputs):
             sources = [value for value in node.inputs if value is not None]
             self._graph.remove(node, safe=True)
@@ -111,6 +111,6 @@ def _cast(source: ir.Value, kind: ir.DataType, name: str) -> ir.Node:
 
 
 def real_ports(kinds: Mapping[str, ir.DataType], topology: Topology) -> dict[str, ir.DataType]:
-    """Return the types of ports without those of caches in integers."""
+    """Return the types of ports, without the ports of caches in integers."""
     stored = {port for site in topology.caches for port in (site.past, site.present)}
     return {name: kind for name, kind in kinds.items() if name not in stored}

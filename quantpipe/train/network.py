@@ -46,7 +46,7 @@ class Hooks(Protocol):
         """Return the value that a node reads at a port that is a floating constant."""
 
     def call(self, node: Node, operands: list[Tensor | None]) -> Tensor | None:
-        """Return the result of a node, or None to have the table compute it. Absent operands are None."""
+        """Return the result of a node, or None to have the table compute it."""
 
 
 class _Unchanged:

@@ -1,4 +1,4 @@
-"""Caches of decoders as a device holds them: their types, and where they lie in a model."""
+"""Caches of decoders as a device holds them: their types, and their places in a model."""
 
 from __future__ import annotations
 

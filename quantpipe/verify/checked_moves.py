@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.verify import spec
 from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.written import Written, expect_equal
 
@@ -110,7 +109,7 @@ class Moved(Written):
         with np.errstate(over="ignore"):  # masks of an attention have scales beyond what float32 divides
             steps = np.rint(real / np.float32(target["scale"]))
         low, high = target["range"]
-        return np.clip(steps, low - zero, high - zero).astype(np.int64) + zero
+        return np.asarray(np.clip(steps, low - zero, high - zero).astype(np.int64) + zero)
 
     def _pad(self, node: Any, value: str) -> None:
         """What is padded is the real zero."""

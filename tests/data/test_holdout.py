@@ -21,7 +21,7 @@ from quantpipe.data.subset import First
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.pipeline.inputs import load
 from quantpipe.train.train_options import NO_TRAINING
-from quantpipe.types import NO_CELLS, Keep, Samples, TensorInfo
+from quantpipe.types import NO_CELLS, Keep, Samples, Schema, TensorInfo, TensorSchema
 from tests.ops.line import hardware
 
 INPUTS = [TensorInfo("x", (None, 2), "float32")]
@@ -139,6 +139,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         cells=NO_CELLS,
         spec=hardware("ort_cpu"),
         annotate=AnnotateOptions(),
+        schema=Schema("plain", TensorSchema(), TensorSchema()),
     )
     inputs = load(cast(Any, settings))
     assert inputs.aside is inputs.judge is not inputs.search

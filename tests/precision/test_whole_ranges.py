@@ -17,7 +17,7 @@ from tests.ops.line import Net, line
 def net() -> Net:
     made = Net()
     x = made.input(None, 3, 6, 6)
-    made.output(made.node("Relu", made.conv(made.node("Tanh", made.conv(x, 3, 4, 3, 3)), 4, 2, 1, 1)))
+    made.output(made.node("Relu", made.conv(made.node("LeakyRelu", made.conv(x, 3, 4, 3, 3)), 4, 2, 1, 1)))
     return made
 
 

@@ -24,7 +24,7 @@ def divided_average(
     """Write the average of each window as its stored integer.
 
     `zero`: the zero point of operand and result. `elements`: which elements of the map a window has along each axis, 0
-    or 1, `[made, size]`. `counts`: by how many each sum is divided, `[*made]`. `bounds`: the least and the largest
+    or 1, `[made, size]`. `counts`: by how many each sum is divided, `[*made]`. `bounds`: the smallest and the largest
     result. Raises HardwareError for windows without an element, and for sums beyond int32.
     """
     if not np.all(counts > 0):
