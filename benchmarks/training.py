@@ -216,6 +216,8 @@ class Work:
 
 def work_on(line: Line, job: Job) -> None:
     """One line, until its trainings are done or the time is up."""
+    number = int(multiprocessing.current_process().name.rpartition("-")[2])
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[number % len(os.sched_getaffinity(0))]})
     started = time.time()
     work = Work(line, job)
     float_right = hits(work.problem.graph.model, work.inputs.evaluate, work.problem.graph.batch_size)
