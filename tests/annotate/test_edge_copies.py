@@ -37,6 +37,7 @@ def copies_of(space: Any) -> list[str]:
     return [c.key for c in space if c.key.startswith("rescale:")]
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("device", ["ort_cpu", "mixed_npu"])
 def test_an_edge_has_a_range_of_its_own_and_the_integers_agree(device: str) -> None:
     with pipeline(device, ["auto", "edges"]) as found:

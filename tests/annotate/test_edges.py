@@ -103,6 +103,7 @@ def test_a_tied_weight_of_two_types() -> None:
     assert "it reads int16, and" in made.topology.float_nodes["second"].text
 
 
+@pytest.mark.program
 def test_shipped_devices_read_what_they_declare() -> None:
     for path in (CONF / "hardware").glob("*.yaml"):
         made = line(residual(), path.stem)

@@ -129,6 +129,7 @@ def with_topology(made: Line, topology: Topology) -> Line:
     return chosen
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("device", ["ort_cpu", "qnn_htp"])
 @pytest.mark.parametrize("op", ["Concat", "Max", "Min"])
 def test_a_join_has_a_scale_of_its_own_by_choice(op: str, device: str) -> None:

@@ -33,7 +33,7 @@ def net() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("hardware", ["ort_cpu", "esp32p4"])
 @pytest.mark.parametrize("lengths", [(SHORT, LONG), (LONG, SHORT), (SHORT, SHORT)])
 def test_lengths_with_and_without_elements(lengths: tuple[int, int], hardware: str, tmp_path: Path) -> None:

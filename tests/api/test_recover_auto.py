@@ -103,6 +103,7 @@ def test_the_stages_one_by_one_give_the_same(tmp_path: Path) -> None:
     assert numbers_of(tmp_path) == numbers_of(whole.folder)
 
 
+@pytest.mark.program
 def test_what_recovery_cannot_reach_is_said_and_the_better_is_kept() -> None:
     result = run(objective={"tolerance": 1e-9})
     gain = result.report["recovery"]

@@ -54,7 +54,7 @@ def run(proto: onnx.ModelProto, tmp_path: Path, hardware: str = "ort_cpu") -> qu
     return quantpipe.quantize(tmp_path / "m.onnx", X, hardware, recover="none", dataset=DATASET)
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("hardware", ["ort_cpu", "esp32p4"])
 @pytest.mark.parametrize("named", [True, False])
 def test_time_first_is_judged_like_samples_first(named: bool, hardware: str, tmp_path: Path) -> None:

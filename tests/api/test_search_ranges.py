@@ -35,7 +35,7 @@ def searched(search: Any, device: str, folder: Path | None = None, **options: An
         return dict(pipeline.search().report)
 
 
-@pytest.mark.sliced(24)
+@pytest.mark.program
 @pytest.mark.parametrize("device", ["vta", "ort_cpu"])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_planted_range_is_found_by_every_search(search: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,6 @@ def test_a_choice_that_the_device_has_not_is_refused(options: dict[str, Any], sa
 
 
 @pytest.mark.program
-@pytest.mark.sliced(4)
 @pytest.mark.parametrize("most", [1, 2, 30, 92])
 def test_a_search_stopped_anywhere_ends_alike(most: int, tmp_path: Path) -> None:
     whole = searched("greedy", "vta")

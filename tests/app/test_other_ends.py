@@ -34,7 +34,7 @@ def metric(reference, outputs, labels=None):
 """
 
 
-@pytest.mark.sliced(24)
+@pytest.mark.program
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("place", ["call", "sample", "metric", "import"])
 def test_no_code_of_the_user_s_ends_the_program(place: str, end: str, tmp_path: Path) -> None:

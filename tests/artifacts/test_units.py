@@ -66,7 +66,6 @@ def prepared(folder: Path, old: bool) -> Callable[[], None]:
 
 
 @pytest.mark.program
-@pytest.mark.sliced(2)
 @pytest.mark.parametrize("old", [True, False])
 def test_killed_at_every_call(tmp_path: Path, old: bool) -> None:
     known = outcomes(tmp_path, old=OLD, new=NEW)
@@ -87,7 +86,6 @@ def test_killed_at_every_call(tmp_path: Path, old: bool) -> None:
 
 
 @pytest.mark.program
-@pytest.mark.sliced(2)
 @pytest.mark.parametrize("old", [True, False])
 def test_a_disk_that_is_full_after_any_number_of_bytes(tmp_path: Path, old: bool) -> None:
     known = outcomes(tmp_path, old=OLD, new=NEW)

@@ -101,7 +101,6 @@ def test_padding_does_not_reach_the_logits() -> None:
 
 
 @pytest.mark.program
-@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", SIZES)
 def test_the_whole_line_on_ort_cpu_is_exact(name: str) -> None:
     batch = next(iter(evaluation(name).batches(24)))

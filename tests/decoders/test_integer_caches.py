@@ -58,6 +58,7 @@ def proto(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("name", TYPES)
 def test_a_present_is_the_next_past(name: str, lines: Any) -> None:
     here = lines(name)
@@ -79,6 +80,7 @@ def test_a_present_is_the_next_past(name: str, lines: Any) -> None:
     assert {ports[port] for pair in STATE.items() for port in pair} == {kind}
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("style", ["standard", "runtime"])
 @pytest.mark.parametrize("name", TYPES)
 def test_steps_are_the_prefill_in_plain_onnxruntime(name: str, style: str, lines: Any) -> None:
@@ -237,6 +239,7 @@ def _with_rows(root: Path, change: Any) -> None:
     refreshed(root)
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("plant", [None, rescaled_note, unstated, apart, swapped, divided])
 def test_the_certificate_holds_and_forgeries_do_not(plant: Any, lines: Any, tmp_path: Path) -> None:
     here = lines("npu_w8a16")

@@ -84,6 +84,7 @@ def test_the_file_is_what_the_script_writes() -> None:
     assert kernels[0] == kernels[1]
 
 
+@pytest.mark.program
 def test_the_float_detector_finds_most_digits_by_labels() -> None:
     pytest.importorskip("pycocotools")
     judge = Judge.of(graph(), reference(), objects_of(splits().evaluate))

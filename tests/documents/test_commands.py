@@ -51,7 +51,6 @@ def about_configuration(command: Command) -> bool:
 
 
 @pytest.mark.program
-@pytest.mark.sliced(4)
 @pytest.mark.parametrize("part", range(4))
 def test_every_command_line_composes(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in four of them by default: composing one takes a tenth of a second."""

@@ -63,7 +63,7 @@ def quantpipe_ports() -> Any:
     return [TensorInfo("image", (None, 1, 8, 8), "float32")]
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.program
 @pytest.mark.parametrize("hardware", ["ort_cpu", "esp32p4"])
 def test_a_shifted_evaluation_is_the_first_thing_said(hardware: str, tmp_path: Path) -> None:
     model = quantpipe.example_model()

@@ -124,7 +124,7 @@ def whole(r: CandidateRecipe, point: Point) -> Score:
     return Score(objective_value(r.metric, metrics), r.make().cost(point), tuple(metrics.items()))
 
 
-@pytest.mark.sliced(24)
+@pytest.mark.program
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "hago_sample", "tvm_arm", "int4_weights"])
 @pytest.mark.parametrize("net", NETS)
 def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None:

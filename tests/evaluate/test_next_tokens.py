@@ -65,6 +65,7 @@ def decoder() -> tuple[Graph, Samples]:
     return load_graph(path, lambda raw: dict(batch.inputs), isolate=False), samples
 
 
+@pytest.mark.program
 def test_the_embedded_decoder_next_to_one_of_coarse_weights() -> None:
     graph, samples = decoder()
     assert token_input(graph, "logits") == "input_ids" and token_input(graph, "present.0.key") is None

@@ -40,6 +40,7 @@ def result(folder: Path, explain: str = "auto", **options: Any) -> quantpipe.Res
     return run(samples(), folder, model=two_layers(), evaluate={**QUICK, "explain": explain}, **options)
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore::quantpipe.QuantpipeWarning")
 def test_a_result_that_misses_says_why_and_what_would_mend_it(tmp_path: Path) -> None:
     found = result(tmp_path / "run", **SPOILT)

@@ -79,7 +79,7 @@ def test_clean_weights_are_the_files_times_the_factor(build: Callable[[Net], Non
     assert_follows(raw.graph, clean, norms)
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @requires_zoo
 @pytest.mark.parametrize(("name", "count"), [("cifar10_resnet20_bn", 19), ("imagenet_efficientnet_lite0_bn", 49)])
 def test_the_zoos_models(name: str, count: int, tmp_path: Path) -> None:

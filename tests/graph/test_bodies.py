@@ -291,7 +291,7 @@ def test_loops_of_unknown_length_stay(name: str) -> None:
     assert "(in them: " in str(made.topology.float_nodes[loop.name])
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize(("count", "stays"), [(0, True), (1, False), (128, False), (129, True)])
 def test_long_loops_and_loops_without_a_step_stay(count: int, stays: bool) -> None:
     graph = cleaned(steps(count), {"x": rows(4, 5)})

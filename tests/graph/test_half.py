@@ -60,6 +60,7 @@ def small(op: str, *more: str, opset: int = 17, **attributes: Any) -> onnx.Model
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["whole", "ends in float32", "mixed"])
 def test_a_half_model_is_the_float32_model_with_rounded_weights(kind: int, how: str) -> None:

@@ -85,7 +85,7 @@ def test_a_file_of_ours_comes_back_with_the_same_outputs(name: str, form: str, t
         np.testing.assert_array_equal(other, one)
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.program
 @pytest.mark.parametrize("hardware", ["fbgemm", "openvino_x86"])
 def test_copies_of_tensors_with_fewer_bits_have_no_more(hardware: str, tmp_path: Path) -> None:
     """fbgemm holds activations in 7 bits of a byte, and weights with a zero point for each channel."""
@@ -108,7 +108,7 @@ def residual(net: Net) -> Net:
     return net
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.program
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_raises_halves_in_front_of_a_quant_is_no_addition(seed: int, tmp_path: Path) -> None:
     """A device that rounds halves up is written so in QONNX, whose Quant rounds them to even."""
@@ -122,7 +122,7 @@ def test_what_raises_halves_in_front_of_a_quant_is_no_addition(seed: int, tmp_pa
     assert not [name for name in again.plan.kernels if "halves_up" in name]
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("op", "form"), [("ConvTranspose", "qdq"), ("ConvTranspose", "qoperator"), ("Elu", "qoperator")]
 )

@@ -221,7 +221,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         load_hardware(changed("ort_cpu", field, ...))
 
 
-@pytest.mark.sliced(5)
+@pytest.mark.program
 @pytest.mark.parametrize("field", [f for f in FIELDS if f not in ("name", "description", "source", "preferred_schema")])
 @settings(max_examples=10, deadline=None)
 @given(

@@ -56,6 +56,7 @@ def test_zoo_models_agree(name: str, spec: str, backend: str) -> None:
     assert found.tensors > 8
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_zoo_models_run_whole(name: str) -> None:
     """Nothing but a softmax, and what only moves the input, stays in float on onnxruntime."""

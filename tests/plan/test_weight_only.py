@@ -131,6 +131,7 @@ def test_each_block_is_fitted_by_itself(inputs: int, bits: int, affine: bool, se
         assert alone[0][0, 0] == scale[c, b] and alone[1].zero_point[0, 0] == grid.zero_point[c, b]
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("affine", [False, True])
 def test_a_large_weight_is_fitted_a_few_channels_at_a_time(affine: bool) -> None:
     rng, side = np.random.default_rng(0), 2100

@@ -51,7 +51,7 @@ def device(shipped: str, weight: str, granularity: str, bits: int = 8, data: str
     return hardware(shipped, **{k: given[k] for k in ("ops", "weights", "activations")}, **isa)
 
 
-@pytest.mark.sliced(10)
+@pytest.mark.sliced(30)
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize(("weight", "granularity"), [("uint8", "per_tensor"), ("int8", "per_channel")])
 @pytest.mark.parametrize("name", KERNELS)
@@ -171,6 +171,7 @@ def test_a_bias_too_large_raises_the_scale_and_keeps_the_zero_point() -> None:
     check(made, plan, "integer")
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("bias", [0.0, 0.7, -1e3])
 @pytest.mark.parametrize("size", [1e-40, 1e-37, 1e-30])
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "affine"])

@@ -92,7 +92,7 @@ def lower_ones(proto: onnx.ModelProto) -> Iterator[int]:
             yield opset
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_lower_opset_would_do(form: str, opset: int) -> None:

@@ -28,7 +28,7 @@ def detector(squeezed: bool) -> onnx.ModelProto:
     return net.proto()
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.program
 @pytest.mark.parametrize("squeezed", [True, False])
 def test_a_recurrent_layer_without_a_sequence_ends_no_recovery(squeezed: bool, tmp_path: Path) -> None:
     onnx.save(detector(squeezed), tmp_path / "m.onnx")

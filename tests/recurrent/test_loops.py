@@ -305,7 +305,7 @@ def test_a_state_that_others_read_in_another_type_stays_real() -> None:
         assert (said in str(made.topology.float_nodes[loop.name])) != taken
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(9)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("axes", [False, True])
 @pytest.mark.parametrize("named", [False, True])

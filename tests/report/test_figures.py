@@ -80,6 +80,7 @@ def test_a_page_holds_every_figure_and_nothing_from_elsewhere() -> None:
     assert render_html(report, figures) == html  # the same report gives the same page
 
 
+@pytest.mark.program
 def test_names_in_figures_are_text() -> None:
     report, figures = made(12)
     for row, node in zip(report["layers"], figures["graph"]["nodes"], strict=True):

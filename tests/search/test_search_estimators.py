@@ -54,6 +54,7 @@ def residual() -> Any:
     return net.proto()
 
 
+@pytest.mark.program
 def test_auto_offers_the_forms_of_additions_in_integers() -> None:
     x = np.random.default_rng(0).standard_normal((64, 3, 8, 8)).astype(np.float32)
     for device, options in (("mixed_npu", [("both", "residual_only")]), ("ort_cpu", [])):

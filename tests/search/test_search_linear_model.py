@@ -64,6 +64,7 @@ def test_nothing_is_drawn_where_all_is_known() -> None:
     assert drawn(small, [0], known, OBJECTIVE, base=(0,), rng=np.random.default_rng(0)) is None
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("algorithm", [GreedyBackward(), Surrogate()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("stopped", [1, 2, 13, 40])
 def test_a_search_of_ranges_ends_alike_wherever_it_was_stopped(algorithm: Algorithm, stopped: int) -> None:

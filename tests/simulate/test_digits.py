@@ -102,7 +102,7 @@ def fewest_products(rows: list[list[int]], peak: int) -> int:
     return min(d[0] * w[0] for d, w in itertools.product(widths, widths) if peaks[d] * reaches[w] < EXACT_FLOAT32)
 
 
-@pytest.mark.sliced(24)
+@pytest.mark.sliced(72)
 @pytest.mark.parametrize("peak", [255, 65535])
 @pytest.mark.parametrize(
     ("dtype", "zero"),

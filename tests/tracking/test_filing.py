@@ -24,6 +24,7 @@ def opened(launch: Path, folder: Path, params: dict[str, Any] | None = None, **c
     return tracker
 
 
+@pytest.mark.program
 def test_samples_metrics_and_model_belong_together(launch: Path, tmp_path: Path) -> None:
     save_model(tmp_path / "model.onnx")
     with opened(launch, tmp_path / "run") as tracker:

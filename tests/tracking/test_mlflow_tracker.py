@@ -115,6 +115,7 @@ def test_jobs_that_start_together_share_one_fresh_store(tmp_path: Path) -> None:
     assert len({run.info.experiment_id for run in runs}) == 1
 
 
+@pytest.mark.program
 def test_the_model_comes_back_with_its_signature(launch: Path, tmp_path: Path) -> None:
     import mlflow
     import onnxruntime

@@ -32,7 +32,7 @@ def found(root: Path) -> str:
     return wrong
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_numbers_of_steps_are_found(name: str, spec: str, tmp_path: Path) -> None:
     root, node = written(name, spec, tmp_path)
