@@ -106,7 +106,7 @@ def _checked(folder: Folder) -> Verdict:
     check_ends(numbers, floats, tied=stated, stored=check_caches(folder, numbers))
     check_nodes((n for n in model.nodes if id(n) in model.seen_nodes - followed), "the ends of the integer part")
     _all_seen(model, floats)
-    check_placement(model)
+    check_placement(model, plan)
     return _summed_up(certificate, stated)
 
 

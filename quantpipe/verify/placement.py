@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import onnx
 
 from quantpipe.verify.files import Wrong, expect
@@ -16,11 +20,14 @@ OTHERWISE = frozenset({"Gather", "QuantizeLinear", "DequantizeLinear"})
 """Element-wise ops whose constants lie along what an attribute says, or along nothing."""
 
 
-def check_placement(model: Model) -> None:
+def check_placement(model: Model, plan: Mapping[str, Any]) -> None:
     """Check that constants with several elements lie along the channels of the product whose result they change.
 
-    `model`: the realized model, after all of its kernels were checked.
+    Numbers per window have two axes, the last two, and must be those of a step in `plan`. `model`: the realized model,
+    after all of its kernels were checked.
     """
+    steps = (s for k in plan["kernels"].values() for s in k.get("steps", ()) if "numbers" in s and s["op"] != "clip")
+    windows = {_held(s["numbers"]) for s in steps} - {None}
     behind: dict[str, int] = {}  # axes behind that of the channels, by value
     for node in model.nodes:
         found = {behind[i] for i in node.input if i in behind}
@@ -31,7 +38,8 @@ def check_placement(model: Model) -> None:
         elif not is_elementwise(node) or node.op_type in OTHERWISE or model.is_constant(node.output[0]):
             continue
         elif id(node) in model.seen_nodes:
-            found |= {_behind(model, node, v) for v in node.input if _by_channel(model, v)}
+            numbers = (v for v in node.input if _by_channel(model, v))
+            found |= {_behind(model, node, v) for v in numbers if _held(model.constant(v)) not in windows}
             expect(len(found) < 2, node.name, "its numbers per channel lie along another axis than the channels")
         behind.update(dict.fromkeys(node.output, min(found)) if len(found) == 1 else {})
 
@@ -44,6 +52,13 @@ def _is_integers(model: Model, weight: str) -> bool:
 
 def _by_channel(model: Model, value: str) -> bool:
     return bool(value) and model.is_constant(value) and model.constant(value).size > 1
+
+
+def _held(values: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+    """Return the shape of an array from its first long axis on, and its numbers; None for fewer than two long axes."""
+    array = np.asarray(values, np.float64)
+    longer = [axis for axis, size in enumerate(array.shape) if size > 1]
+    return (array.shape[longer[0] :], tuple(array.reshape(-1).tolist())) if len(longer) > 1 else None
 
 
 def _behind(model: Model, node: onnx.NodeProto, value: str) -> int:

@@ -119,7 +119,7 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
         (["choices.freeze=true"], "choices.freeze"),
         (["annotate.float_ops=[Foo]"], "no node is a 'Foo'"),
         (["search.max_evaluations=0"], "search.max_evaluations: is 0; legal is an integer of at least 1"),
-        (["objective.metric=x"], "one of auto, accuracy, kl, mse"),
+        (["objective.metric=x"], "legal are auto, accuracy, kl, mse"),
         (["threshold.weights.method=x"], "threshold.weights.method: is 'x'; legal are max_range, mse"),
         (["realize.backend=x"], "realize.backend: is 'x'; legal are qdq, matmul_nbits, qoperator, integer"),
         (["hardware=vta", "realize=qdq"], "legal is integer"),

@@ -55,3 +55,25 @@ def test_numbers_of_channels_lie_along_channels(spec: str, kind: str, tmp_path: 
         refreshed(root)
         wrong = verify_folder(root).wrong
         assert wrong is not None and "along another axis" in wrong, number
+
+
+def test_numbers_of_windows_lie_along_their_axes(tmp_path: Path) -> None:
+    """Windows that leave a map at two sides alone: their numbers of elements, turned, are another function."""
+    made = Net(3)
+    x = made.conv(made.input(None, 2, CHANNELS, CHANNELS), 2, 3, name="layer")
+    made.output(made.node("AveragePool", x, kernel_shape=[3, 3], pads=[0, 1, 2, 1], strides=[1, 1], name="pool"))
+    device = line(made, "cmsis_nn")
+    root = write(device, device.plan(), "integer", tmp_path / "run")
+    path = root / "realize" / "model.onnx"
+    model, original = onnx.load(path), path.read_bytes()
+    assert verify_folder(root).wrong is None
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    maps = [n for n, a in arrays.items() if a.ndim >= 2 and a.shape[-2] == a.shape[-1] == CHANNELS and (a != a.swapaxes(-1, -2)).any()]
+    assert maps
+    for name in maps:
+        planted = onnx.ModelProto.FromString(original)
+        tensor = next(t for t in planted.graph.initializer if t.name == name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(arrays[name].swapaxes(-1, -2).copy(), name))
+        path.write_bytes(planted.SerializeToString())
+        refreshed(root)
+        assert verify_folder(root).wrong is not None, name
