@@ -68,7 +68,11 @@ def test_numbers_of_windows_lie_along_their_axes(tmp_path: Path) -> None:
     model, original = onnx.load(path), path.read_bytes()
     assert verify_folder(root).wrong is None
     arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    maps = [n for n, a in arrays.items() if a.ndim >= 2 and a.shape[-2] == a.shape[-1] == CHANNELS and (a != a.swapaxes(-1, -2)).any()]
+    maps = [
+        n
+        for n, a in arrays.items()
+        if a.ndim >= 2 and a.shape[-2] == a.shape[-1] == CHANNELS and (a != a.swapaxes(-1, -2)).any()
+    ]
     assert maps
     for name in maps:
         planted = onnx.ModelProto.FromString(original)
