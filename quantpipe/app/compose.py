@@ -215,11 +215,14 @@ def _merged(there: dict[str, Any], changes: Mapping[str, Any], where: str) -> di
 
 
 def _value(there: Any, given: Any, where: str) -> Any:
-    """Return the changed value: a mapping changes a mapping; one of another class, and any other value, replaces it."""
+    """Return the changed value: a mapping changes a mapping; one of another class, and any other value, replaces it.
+
+    A section of a hardware file may be left out (None), if its reader allows it.
+    """
     if isinstance(given, Mapping) and isinstance(there, dict):
         another = "_target_" in given and given["_target_"] != there.get("_target_")
         return dict(given) if another else _merged(dict(there), given, where)
-    if isinstance(there, dict):
+    if isinstance(there, dict) and not (given is None and where.startswith(f"{HARDWARE}.")):
         raise ConfigError(f"is {given!r}; legal is a mapping of {', '.join(there)}", where=where)
     if isinstance(there, list) and not isinstance(given, list) and not isinstance(given, bool):
         raise ConfigError(f"is {given!r}; legal is a list{f', such as {there}' if there else ''}", where=where)

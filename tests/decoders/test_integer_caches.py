@@ -13,10 +13,13 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
+from quantpipe.app.compose import composed
+from quantpipe.errors import HardwareError
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
 from quantpipe.evaluate.kernels_in_steps import kernels_in_steps
 from quantpipe.graph.execute import Session
 from quantpipe.graph.stored_ports import stored_ports
+from quantpipe.hardware.load import load_hardware
 from quantpipe.lowering import Rendered
 from quantpipe.types import HardwareSpec
 from quantpipe.verify.check import verify_folder
@@ -248,3 +251,10 @@ def test_the_certificate_holds_and_forgeries_do_not(plant: Any, lines: Any, tmp_
         plant(root)
     verdict = verify_folder(root)
     assert (verdict.wrong is None) is (plant is None), str(verdict)
+
+
+def test_a_section_of_a_device_may_be_left_out_from_python() -> None:
+    found, _ = composed({}, {"hardware": {"option": "ort_cpu", "cache": None}})
+    assert load_hardware(found["hardware"]).cache is None
+    with pytest.raises(HardwareError, match="ops must be a mapping"):
+        load_hardware(composed({}, {"hardware": {"option": "ort_cpu", "ops": None}})[0]["hardware"])
