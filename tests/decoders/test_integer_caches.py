@@ -242,7 +242,7 @@ def _with_rows(root: Path, change: Any) -> None:
     refreshed(root)
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.program
 @pytest.mark.parametrize("plant", [None, rescaled_note, unstated, apart, swapped, divided])
 def test_the_certificate_holds_and_forgeries_do_not(plant: Any, lines: Any, tmp_path: Path) -> None:
     here = lines("npu_w8a16")
