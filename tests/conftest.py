@@ -1,6 +1,6 @@
 """All tests: nothing is read from, or left in, the statistics cache of whoever runs them; and which tier a test is of.
 
-The default tier takes less than four minutes on two cores. `@pytest.mark.sliced(n)` marks a full product of parameters:
+The default tier takes about four minutes on two cores. `@pytest.mark.sliced(n)` marks a full product of parameters:
 the default tier runs one in n of it, chosen so that every value of each parameter is among them where n is the number
 of values of another one; the rest is the tier `grid`. Runs of the program (tests/e2e, and whatever takes the fixture
 `program`) are the tier `program`, but for those marked `smoke`; so are other tests that take some seconds each.
