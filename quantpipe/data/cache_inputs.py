@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quantpipe.types import TensorInfo
 
 NAMES = re.compile(r"past.*[._](key|value|k|v)([._]\d+)?")
-"""Names of caches as exporters of decoders write them; `past_values` of a time series is none."""
+"""Names of caches as exporters of decoders write them; `past_values` of a time series is not among them."""
 EMPTY = "(empty cache)"
 """The field of an input that is fed with the cache of no tokens."""
 

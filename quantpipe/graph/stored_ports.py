@@ -8,6 +8,7 @@ pass the integers on.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,20 +63,25 @@ def state_ports(model: ir.Model, ports: Sequence[StoredPort]) -> None:
 
 
 def stored_ports(model: ir.Model) -> tuple[StoredPort, ...]:
-    """Return the caches that a model states in its metadata."""
-    rows = json.loads(model.metadata_props.get(KEY, "[]"))
-    return tuple(
-        StoredPort(
-            row["input"],
-            row["output"],
-            row["holds"],
-            DType(row["stored"]),
-            row["scale"],
-            row["zero_point"],
-            *row["range"],
-        )
-        for row in rows
-    )
+    """Return the caches that a model states in its metadata, if its ports have the types that are stated there.
+
+    An entry of another form is somebody else's, and no cache.
+    """
+    kinds = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+    try:
+        ports = [_read(row) for row in json.loads(model.metadata_props.get(KEY, "[]"))]
+    except (ValueError, TypeError, KeyError):
+        return ()
+    return tuple(p for p in ports if kinds.get(p.input) == kinds.get(p.output) == ir.DataType[p.stored.name])
+
+
+def _read(row: Mapping[str, Any]) -> StoredPort:
+    low, high = (int(end) for end in row["range"])
+    names = (str(row[key]) for key in ("input", "output", "holds"))
+    port = StoredPort(*names, DType(row["stored"]), float(row["scale"]), int(row["zero_point"]), low, high)
+    if not 0 < port.scale < math.inf:
+        raise ValueError(f"a scale of {port.scale}")
+    return port
 
 
 def encoded(ports: Sequence[StoredPort], feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

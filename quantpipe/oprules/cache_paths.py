@@ -1,8 +1,8 @@
 """Find the caches of a decoder: inputs that new keys or values are joined to, and that leave as outputs.
 
-A path of ops that move values leads from the input to the output. One of them joins the past with what is new: a Concat
-for a cache that grows, a ScatterND for one of a fixed length. An attention multiplies the result, directly or after
-other moves. A Concat, Slice pair (a ring that forgets its oldest positions) is such a path, too.
+A path of ops that move values leads from the input to the output. A Concat on it joins the past with the new positions;
+a Slice after it makes a ring of fixed length, which forgets its oldest positions. An attention multiplies the result,
+directly or after other moves. Caches that a ScatterND writes stay in float.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from quantpipe.oprules.masks import JOINING, OF_SHAPES
 from quantpipe.oprules.rule import Family
 from quantpipe.oprules.scores import is_normalized
 from quantpipe.oprules.table import rule_of
-
-WRITING = (*JOINING, "ScatterND", "ScatterElements")
-"""Ops that join new positions to those of a cache."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def _paths(graph: Graph, past: str) -> Iterator[tuple[str, tuple[Node, ...]]]:
     seen = {past}
     while pending:
         tensor, way = pending.pop(0)
-        if tensor in graph.output_names and any(n.op in WRITING for n in way):
+        if tensor in graph.output_names and any(n.op in JOINING for n in way):
             yield tensor, way
         for node, place in graph.consumers.get(tensor, ()):
             rule, result = rule_of(node), node.outputs[0]
@@ -79,7 +76,7 @@ def _paths(graph: Graph, past: str) -> Iterator[tuple[str, tuple[Node, ...]]]:
 
 def _products(graph: Graph, way: tuple[Node, ...]) -> Iterator[tuple[Node, int]]:
     """Yield the products of two activations that read what a path makes from its join on, with the port of each."""
-    first = next(i for i, node in enumerate(way) if node.op in WRITING)
+    first = next(i for i, node in enumerate(way) if node.op in JOINING)
     pending = [node.outputs[0] for node in way[first:]]
     seen = set(pending)
     while pending:

@@ -106,9 +106,9 @@ def warn_of_little_memory(graph: Graph, console: Console) -> None:
     estimate, available = memory_estimate(graph), available_mb()
     known = "unknown" if available is None else f"{available:.0f} MB"
     _log.info("memory     about %.0f MB by weights and shapes of the model; available: %s", estimate.peak_mb, known)
-    said = estimate.warning(available, held_mb() or 0.0, graph.batch_size)
-    if said is not None:
-        console.warn(said)
+    warning = estimate.warning(available, held_mb() or 0.0, graph.batch_size)
+    if warning is not None:
+        console.warn(warning)
 
 
 def available_mb() -> float | None:

@@ -13,7 +13,7 @@ NUMBERS = ("scale", "zero_point", "range")
 
 
 def check_caches(folder: Folder, numbers: ClaimedNumbers) -> set[str]:
-    """Raise Wrong where a cache is not as plan.json says; return its ports, which hold integers."""
+    """Raise Wrong where a cache differs from plan.json; return its ports, which hold integers."""
     graph, caches = folder.model.graph, numbers.plan.get("caches", [])
     types = {p.name: p.type.tensor_type.elem_type for p in (*graph.input, *graph.output)}
     stated = {p.key: p.value for p in folder.model.metadata_props}.get("quantpipe.caches", "[]")
@@ -26,9 +26,9 @@ def check_caches(folder: Folder, numbers: ClaimedNumbers) -> set[str]:
         same = all(own[key] == other[key] for key in (*NUMBERS, "dtype"))
         expect(same, present, f"it has other numbers than {past}, which it becomes in the next step")
         row = rows[past]
-        told = all(row[key] == own[key] for key in NUMBERS) and row["output"] == present
-        told = told and all(row[key] == cache[key] for key in ("stored", "holds"))
-        expect(told, past, f"the metadata of model.onnx have other numbers of the cache than plan.json: {row}")
+        agrees = all(row[key] == own[key] for key in NUMBERS) and row["output"] == present
+        agrees = agrees and all(row[key] == cache[key] for key in ("stored", "holds"))
+        expect(agrees, past, f"the metadata of model.onnx have other numbers of the cache than plan.json: {row}")
         kind = onnx.TensorProto.DataType.Value(str(cache["stored"]).upper())
         for name in (past, present):
             found = onnx.TensorProto.DataType.Name(types.get(name, 0))

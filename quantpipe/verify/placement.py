@@ -23,8 +23,8 @@ OTHERWISE = frozenset({"Gather", "QuantizeLinear", "DequantizeLinear"})
 def check_placement(model: Model, plan: Mapping[str, Any]) -> None:
     """Check that constants with several elements lie along the channels of the product whose result they change.
 
-    Numbers per window have two axes, the last two, and must be the numbers of a step in `plan`. `model`: the realized model,
-    after all of its kernels were checked.
+    Numbers per window have two axes, the last two, and must be the numbers of a step in `plan`. `model`: the realized
+    model, after all of its kernels were checked.
     """
     steps = (s for k in plan["kernels"].values() for s in k.get("steps", ()) if "numbers" in s and s["op"] != "clip")
     windows = {_held(s["numbers"]) for s in steps} - {None}
