@@ -77,8 +77,9 @@ def stored_ports(model: ir.Model) -> tuple[StoredPort, ...]:
 
 def _read(row: Mapping[str, Any]) -> StoredPort:
     low, high = (int(end) for end in row["range"])
-    names = (str(row[key]) for key in ("input", "output", "holds"))
-    port = StoredPort(*names, DType(row["stored"]), float(row["scale"]), int(row["zero_point"]), low, high)
+    past, present, holds = (str(row[key]) for key in ("input", "output", "holds"))
+    scale, zero_point = float(row["scale"]), int(row["zero_point"])
+    port = StoredPort(past, present, holds, DType(row["stored"]), scale, zero_point, low, high)
     if not 0 < port.scale < math.inf:
         raise ValueError(f"a scale of {port.scale}")
     return port

@@ -23,8 +23,8 @@ from quantpipe.pipeline.timeline import held_mb
 
 _log = logging.getLogger(RUN_LOG)
 
-BASE_MB = 260.0
-"""The interpreter, its libraries, and a small model."""
+BASE_MB = 380.0
+"""The interpreter, its libraries, and a small model: the peak of a run of the digits model."""
 
 WEIGHTS = 4.0
 """Times the bytes of the weights: the model's own, those of two sessions, and integers in plan and realized model."""
