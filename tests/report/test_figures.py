@@ -17,6 +17,7 @@ from quantpipe.artifacts import read_json
 from quantpipe.data import DigitsDataset
 from quantpipe.data.thumbnail import thumbnail
 from quantpipe.report import render_html
+from quantpipe.report.figures import course
 from quantpipe.report.figures.graph_figure import MOST, _merged, _places
 from tests.report.browser import browse
 from tests.report.test_report_page import HOSTILE, REPORT, everything, page
@@ -180,3 +181,10 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
             for name in SECTIONS:
                 assert seen.width(name) > 200, (path.name, size, name)
             assert seen.overflow <= 0, (path.name, size)
+
+
+def test_the_curve_of_a_loss_shows_the_loss() -> None:
+    """A search stores minus the loss; accuracies are as they are."""
+    found = course._values([[1, -0.5], [2, 0.0]], "kl")
+    assert found == [(1.0, 0.5), (2.0, 0.0)] and str(found[1][1]) == "0.0"
+    assert course._values([[1, 0.5]], "accuracy") == [(1.0, 0.5)]

@@ -8,6 +8,7 @@ from typing import Any
 from quantpipe.option_checks import is_number
 from quantpipe.report import text
 from quantpipe.report.figures.canvas import BAD, FLOAT, INK, MARK, NARROW, QUIET, WIDE, Canvas
+from quantpipe.search.objective import LOSSES
 from quantpipe.types.figures import TimelineRow
 
 MOST_POINTS = 1000
@@ -18,7 +19,7 @@ LINES = (MARK, BAD, FLOAT, WIDE, NARROW, INK, QUIET)
 
 def curve(trace: Any, name: str) -> str | None:
     """Return the best so far over the candidates tried; None where there are fewer than two."""
-    points = _points(trace, 2)
+    points = _values(trace, name)
     if len(points) < 2:
         return None
     with Canvas(9, 2.2, f"{name} of the best candidate so far") as canvas:
@@ -30,12 +31,18 @@ def curve(trace: Any, name: str) -> str | None:
         return canvas.svg()
 
 
+def _values(trace: Any, name: str) -> list[Sequence[float]]:
+    """Return the points of a search; a search stores minus the loss, and the figure has the loss."""
+    sign = -1 if name in LOSSES else 1
+    return [(number, sign * value + 0.0) for number, value in _points(trace, 2)]
+
+
 def curves(traces: Mapping[str, Any], name: str) -> str | None:
     """Return the best so far of several searches over the candidates tried; None where fewer than two were searches.
 
     `traces` is label of the run -> `[candidates, value]`. A run that tried a single candidate is a dashed line.
     """
-    found = {label: points for label, trace in traces.items() if (points := _points(trace, 2))}
+    found = {label: points for label, trace in traces.items() if (points := _values(trace, name))}
     most = max((points[-1][0] for points in found.values()), default=0)
     if len(found) < 2 or most < 2:
         return None
