@@ -98,6 +98,9 @@ def _sum_over(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir
 
 def _matmul(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     matrix = writer.constants(f"{name}/matrix", _numbers(step))
+    if step.axes[0] < -2:
+        after = "xyzuvw"[: -step.axes[0] - 1]
+        return writer.builder.op("Einsum", matrix, given[0], name=name, equation=f"ab,...b{after}->...a{after}")
     pair = (given[0], matrix) if step.axes == (-1,) else (matrix, given[0])
     return writer.builder.op("MatMul", *pair, name=name)
 

@@ -42,7 +42,7 @@ FLOAT_OPS: Mapping[str, str] = {
         ("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX
     ),
     **dict.fromkeys(
-        ("GroupNormalization", "MeanVarianceNormalization", "LRN", "SkipLayerNormalization",
+        ("GroupNormalization", "MeanVarianceNormalization", "SkipLayerNormalization",
          "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
         _STATISTICS,
     ),

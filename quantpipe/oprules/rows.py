@@ -42,6 +42,25 @@ class Normalization:
     offset: NDArray[np.float64] | None
 
 
+@dataclass(frozen=True)
+class LocalResponse:
+    """State what LRN computes: x / (bias + alpha / size · Σ x²)^exponent, the sum over `size` channels around x's."""
+
+    size: int
+    alpha: float
+    exponent: float
+    bias: float
+
+    def window(self, channels: int) -> NDArray[np.int64]:
+        """Return which channels the sum of each channel has: 0 or 1, `[channels, channels]`."""
+        apart = np.arange(channels) - np.arange(channels)[:, None]
+        return np.asarray((apart >= -((self.size - 1) // 2)) & (apart <= self.size // 2), np.int64)
+
+
+RESPONSE_EXPONENTS = (0.25, 0.5, 0.75, 1.0)
+"""Powers that integer square roots and products form."""
+
+
 def row_axes(node: Node, graph: Graph) -> tuple[int, ...]:
     """Return the axes of one row, from 0 on: all from `axis` on for a normalization, else the one axis."""
     rank = len(graph.shapes[node.inputs[0]])
@@ -108,6 +127,24 @@ def instance_refuses(node: Node, graph: Graph) -> str | None:
     if any(not graph.is_constant(t) for t in node.inputs[1:]):
         return "its gain or offset is computed at run time"
     return row_refuses(node, graph)
+
+
+def local_response(node: Node) -> LocalResponse:
+    """Return the attributes of a local response normalization, ONNX's defaults for those that are missing."""
+    given = [float(node.attr(name, value)) for name, value in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))]
+    return LocalResponse(int(node.attr("size", 1)), *given)
+
+
+def response_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a local response normalization cannot run in integers, or None."""
+    if graph.is_constant(node.inputs[0]):
+        return "its input is constant"
+    what = local_response(node)
+    if what.exponent not in RESPONSE_EXPONENTS:
+        return f"it raises to the power beta={what.exponent:g}; integer forms are written of 0.25, 0.5, 0.75 and 1"
+    if what.bias <= 0 or what.alpha <= 0:
+        return "its bias or alpha is not positive, so its quotient has no bound or is the input itself"
+    return None
 
 
 def normalization(node: Node, graph: Graph) -> Normalization:

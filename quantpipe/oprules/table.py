@@ -115,6 +115,7 @@ _OWN: Mapping[str, OpRule] = {
     "LayerNormalization": OpRule(Family.ROWS, refuse=r.norm_refuses, kinds=(K.INTEGER_SQRT,)),
     "RMSNormalization": OpRule(Family.ROWS, refuse=r.norm_refuses, kinds=(K.INTEGER_SQRT,)),
     "InstanceNormalization": OpRule(Family.ROWS, refuse=r.instance_refuses, kinds=(K.INTEGER_SQRT,)),
+    "LRN": OpRule(Family.ROWS, refuse=r.response_refuses, kinds=(K.INTEGER_SQRT,)),
     "ReduceMean": OpRule(Family.ROWS, refuse=r.reduce_refuses, kinds=SUM, facts=r.row_facts, conditions=("window",)),
     "ReduceSum": OpRule(Family.ROWS, refuse=r.reduce_refuses, kinds=SUM, facts=r.row_facts, conditions=("window",)),
     "Div": OpRule(Family.ROWS, data=None, refuse=f.division_refuses, kinds=(K.DIVISION,)),

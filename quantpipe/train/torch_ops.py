@@ -117,6 +117,11 @@ def _batch_norm(call: Call) -> Tensor:
     return functional.batch_norm(call[0], call[3], call[4], call[1], call[2], eps=call.attr("epsilon", 1e-5))
 
 
+def _even_refuses(node: Node) -> str | None:
+    """Return why torch has no window as ONNX's: of an even size, it has its extra channel before the middle."""
+    return None if node.attr("size", 1) % 2 else "its window has an even number of channels"
+
+
 def _training_refuses(node: Node) -> str | None:
     return "it computes statistics of its batch (training_mode)" if node.attr("training_mode", 0) else None
 
@@ -181,6 +186,9 @@ FLOAT_ROWS: Mapping[str, FloatOp] = {
     "InstanceNormalization": FloatOp(_instance_norm, frozenset({"epsilon"}), inputs=3),
     "BatchNormalization": FloatOp(_batch_norm, frozenset({"epsilon", "momentum", "training_mode"}), _training_refuses,
                                   inputs=5),
+    "LRN": FloatOp(lambda c: functional.local_response_norm(c[0], c.attr("size", 1), c.attr("alpha", 1e-4),
+                                                            c.attr("beta", 0.75), c.attr("bias", 1.0)),
+                   frozenset({"size", "alpha", "beta", "bias"}), _even_refuses),
     "LpNormalization": FloatOp(lambda c: _normalized(c[0], c.attr("p", 2), c.attr("axis", -1)),
                                frozenset({"axis", "p"})),
     "MaxPool": FloatOp(w.max_pool, w.WINDOW | {"ceil_mode", "storage_order"}, w.window_refuses),

@@ -28,7 +28,7 @@ class StepOp(StrEnum):
     CLIP           a between the two `numbers`
     MAX_OVER       the maximum a along `axes`, which stay with one element
     SUM_OVER       the sum of a along `axes`
-    MATMUL         a · numbers over the last axis (axes (-1,)), or numbers · a over the one before it (axes (-2,))
+    MATMUL         a · numbers over the last axis (axes (-1,)), or numbers · a over an earlier one (axes (-2,), ...)
     SQUEEZE        a without its `axes` of one element
     BITS           how many binary digits a has (0 has none); a >= 0
     SQRT           the largest integer whose square is at most a; 0 <= a < 2^52

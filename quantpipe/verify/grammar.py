@@ -40,6 +40,7 @@ ATTRIBUTES: Mapping[tuple[str, str], Legal] = {
     ("", "Cast"): {"to": FOLLOWED, "saturate": (1,)},
     ("", "BitShift"): {"direction": FOLLOWED},
     ("", "Mod"): {"fmod": (0,)},
+    ("", "Einsum"): {"equation": FOLLOWED},
     ("", "Gather"): {"axis": FOLLOWED},
     ("", "Reshape"): {"allowzero": (0,)},
     ("", "QuantizeLinear"): {"axis": (1,), "saturate": (1,), "block_size": (0,), "output_dtype": (0,)},

@@ -187,6 +187,12 @@ def _each(function: Callable[[int], int]) -> Callable[[Mapping[str, Any], Sequen
     return lambda step, given: np.asarray(whole(given[0]), np.int64)
 
 
+def _product(value: Ints, matrix: Ints, axis: int) -> Ints:
+    """Return value · matrix over the last axis (-1), or matrix · value over an earlier one."""
+    terms = matrix if axis == -1 else matrix.T
+    return np.moveaxis(np.moveaxis(value, axis, -1) @ terms, -1, axis)
+
+
 _STEPS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Ints]], Ints]] = {
     "constant": lambda step, given: _numbers(step),
     "add": lambda step, given: given[0] + _second(step, given),
@@ -200,7 +206,7 @@ _STEPS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Ints]], Ints]] = {
     "clip": lambda step, given: np.clip(given[0], *_numbers(step)),
     "max_over": lambda step, given: given[0].max(axis=_axes(step), keepdims=True),
     "sum_over": lambda step, given: given[0].sum(axis=_axes(step), keepdims=True),
-    "matmul": lambda step, given: given[0] @ _numbers(step) if _axes(step) == (-1,) else _numbers(step) @ given[0],
+    "matmul": lambda step, given: _product(given[0], _numbers(step), *_axes(step)),
     "squeeze": lambda step, given: np.squeeze(given[0], axis=_axes(step)),
     "bits": _each(int.bit_length),
     "sqrt": _each(math.isqrt),

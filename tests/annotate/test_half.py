@@ -29,7 +29,7 @@ ADDED = "offset"
 
 
 def island(added: float = 0.3) -> Net:
-    """A convolution, an LRN (which no device has in integers) and a constant that is added, and a convolution."""
+    """A convolution, an LRN (which the device has in float only) and a constant that is added, and a convolution."""
     net = Net(seed=3)
     x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3, name="first")
     y = net.node("LRN", x, size=SIZE, name="norm")

@@ -8,7 +8,15 @@ from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import HardwareSpec
 from tests.ops.line import hardware, hardware_data
 
-ROWS = ("Softmax", "LogSoftmax", "LpNormalization", "LayerNormalization", "RMSNormalization", "InstanceNormalization")
+ROWS = (
+    "Softmax",
+    "LogSoftmax",
+    "LpNormalization",
+    "LayerNormalization",
+    "RMSNormalization",
+    "InstanceNormalization",
+    "LRN",
+)
 NORMS = dict.fromkeys(ROWS[2:], "integer_sqrt")
 BASES: dict[str, str] = {"multiplier": "ort_cpu", "fixed": "tflite_int8", "single": "cmsis_nn", "shift": "vta",
                          "wide": "mixed_npu"}  # fmt: skip

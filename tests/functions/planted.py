@@ -24,7 +24,8 @@ POSITIVE = ("Log", "Sqrt", "Reciprocal")
 
 def net_of(op: str) -> Net:
     net = Net(seed=7, opset=OPSETS.get(op, 17))
-    x = net.node("Identity", net.input(None, 4, 8), name="first")
+    shape = (4, 2, 4) if op == "LRN" else (4, 8)
+    x = net.node("Identity", net.input(None, *shape), name="first")
     more: tuple[str, ...] = ()
     attributes = {}
     if op == "PRelu":
@@ -35,6 +36,8 @@ def net_of(op: str) -> Net:
         more = (net.floats(8),)
     elif op == "InstanceNormalization":
         more = (net.floats(4), net.floats(4))
+    elif op == "LRN":
+        attributes = {"size": 3, "alpha": 0.9, "bias": 0.5}
     elif op == "Div":
         more = (net.node("Identity", net.input(None, 4, 8, name="y"), name="divisor"),)
     elif op == "ReduceSum":
@@ -54,6 +57,7 @@ def line_of(op: str, kind: str) -> Line:
     made = line(net_of(op), spec)
     order = np.random.default_rng(4).permutation(codes.size)
     given = [codes, np.clip(codes.reshape(-1)[order].reshape(codes.shape), -2.5, 2.0)]
+    given = [values.reshape(-1, *made.graph.shapes[made.graph.inputs[0].name][1:]) for values in given]
     samples = {port.name: values for port, values in zip(made.graph.inputs, given, strict=False)}
     return line(made.graph, spec, samples=ArraySamples(samples))
 

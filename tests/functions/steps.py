@@ -55,7 +55,11 @@ _STEPS: dict[str, Any] = {
     "clip": lambda s, v: np.clip(v[0], *(int(n) for n in s.numbers)),
     "max_over": lambda s, v: v[0].max(axis=s.axes, keepdims=True),
     "sum_over": lambda s, v: v[0].sum(axis=s.axes, keepdims=True),
-    "matmul": lambda s, v: v[0] @ s.numbers if s.axes == (-1,) else s.numbers @ v[0],
+    "matmul": lambda s, v: (
+        v[0] @ s.numbers
+        if s.axes == (-1,)
+        else np.moveaxis(np.moveaxis(v[0], s.axes[0], -1) @ s.numbers.T, -1, s.axes[0])
+    ),
     "squeeze": lambda s, v: np.squeeze(v[0], axis=s.axes),
     "bits": lambda s, v: _each(lambda a: int(a).bit_length())(v[0]),
     "sqrt": lambda s, v: _each(lambda a: math.isqrt(a))(v[0]),

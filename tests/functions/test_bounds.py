@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.oprules.rows import Normalization
+from quantpipe.oprules.rows import RESPONSE_EXPONENTS, LocalResponse, Normalization
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.division import quotient
+from quantpipe.plan.programs.local_response import local_response_normalized
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
@@ -55,6 +56,28 @@ def test_normalizations(drawn: tuple[DType, float, Array], centred: bool, seed: 
     spread = (rows.max(1) - rows.min(1) >= 8) if centred else (np.abs(rows.astype(int)).max(1) >= 8)
     limit = 2.0**-10 * np.abs(gain).max() * max(np.sqrt(n) / 2, 1) + 2.0**-12
     assert np.abs(found - wanted)[spread].max(initial=0) <= limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=drawn_rows(), size=st.integers(1, 9), exponent=st.sampled_from(RESPONSE_EXPONENTS),
+       logs=st.tuples(st.floats(-5, 2), st.floats(-2, 1)))  # fmt: skip
+def test_local_responses(
+    drawn: tuple[DType, float, Array], size: int, exponent: float, logs: tuple[float, float]
+) -> None:
+    dtype, scale, rows = drawn
+    what, data = LocalResponse(size, 10.0 ** logs[0], exponent, 10.0 ** logs[1]), grid(dtype, scale)
+    maps = rows[..., None, None]
+    writer = ProgramWriter("n", [(data.low, data.high)])
+    last, step = local_response_normalized(writer, data, what, maps.shape, 0.0)
+    assert last.peak < 1 << 31, "the accumulator is one of 32 bits"
+    real, channels = maps * np.float64(data.scale), maps.shape[1]
+    sums = np.zeros_like(real)
+    for c in range(channels):
+        inside = slice(max(0, c - (size - 1) // 2), min(channels - 1, c + size // 2) + 1)
+        sums[:, c] = (real[:, inside] ** 2).sum(axis=1)
+    wanted = real / (what.bias + what.alpha / size * sums) ** exponent
+    found = carried_out(writer, last, maps) * step
+    assert np.all(np.abs(found - wanted) <= 2.0**-12 * np.abs(wanted) + 1.5 * step)
 
 
 SOFTMAX = {"table": 3.0, "polynomial": 1.8, "shift": 7.0}

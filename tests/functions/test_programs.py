@@ -17,8 +17,8 @@ from tests.simulate.test_against_interpreter import check
 
 CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormalization": "norm_island",
         "LayerNormalization": "layer_norm", "RMSNormalization": "rms_norm",
-        "InstanceNormalization": "instance_norm", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum",
-        "Div": "divide", "AveragePool": "average_pool_pads_not_counted"}  # fmt: skip
+        "InstanceNormalization": "instance_norm", "LRN": "local_response", "ReduceMean": "reduce_mean",
+        "ReduceSum": "reduce_sum", "Div": "divide", "AveragePool": "average_pool_pads_not_counted"}  # fmt: skip
 
 
 @pytest.mark.sliced(32)

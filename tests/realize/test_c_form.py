@@ -28,7 +28,16 @@ from tests.realize.executed import MADE, SANITIZED, c_text, islands_in, run_c
 
 needs_compiler = pytest.mark.skipif(runner.compiler() is None, reason=runner.missing_compiler())
 TARGETS = ("ort_cpu", "vta", "tflite_int8", "fbgemm", "mixed_npu")
-ROWS = ("softmax_last", "layer_norm", "rms_norm", "instance_norm", "reduce_mean", "reduce_sum", "attention")
+ROWS = (
+    "softmax_last",
+    "layer_norm",
+    "rms_norm",
+    "instance_norm",
+    "local_response",
+    "reduce_mean",
+    "reduce_sum",
+    "attention",
+)
 """Cases with functions of rows."""
 
 

@@ -173,6 +173,8 @@ def rows() -> Iterator[Case]:
     yield Case("BatchNormalization", [MAP, normal(4), normal(4), normal(4), positive(4)])
     yield Case("BatchNormalization", [MAP, normal(4), normal(4), normal(4), positive(4)],
                {"epsilon": 0.01, "momentum": 0.5, "training_mode": 0})  # fmt: skip
+    yield Case("LRN", [MAP], {"size": 3, "alpha": 0.5, "beta": 0.6, "bias": 2.0})
+    yield Case("LRN", [MAP], {"size": 5})
     zeros = np.concatenate([ROWS, np.zeros((1, 5, 6), np.float32)])
     yield from (Case("LpNormalization", [zeros], {"p": p, "axis": axis}) for p, axis in ((1, 1), (2, -1)))
     yield Case("LpNormalization", [ROWS])

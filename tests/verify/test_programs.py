@@ -15,7 +15,7 @@ from tests.verify.folders import changed, constants, read, refreshed, with_const
 
 CASES = [("softmax_last", "tflite_int8"), ("softmax_last", "npu_w8a16"), ("layer_norm", "fpga_shift"),
          ("layer_norm", "npu_w8a16"), ("rms_norm", "qnn_htp"), ("log_softmax_island", "qnn_htp"),
-         ("divide", "esp32p4"), ("reduce_mean", "tflite_int8")]  # fmt: skip
+         ("local_response", "qnn_htp"), ("divide", "esp32p4"), ("reduce_mean", "tflite_int8")]  # fmt: skip
 
 
 def written(name: str, spec: str, root: Path) -> tuple[Path, str]:

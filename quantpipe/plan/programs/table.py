@@ -13,10 +13,11 @@ from quantpipe.arrays import Ints
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.oprules.geometry import window_counts, window_elements
-from quantpipe.oprules.rows import is_mean, normalization, row_axes, row_count
+from quantpipe.oprules.rows import is_mean, local_response, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.division import quotient
+from quantpipe.plan.programs.local_response import local_response_normalized
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
@@ -88,10 +89,21 @@ def _differences(span: int) -> Ints:
 
 
 def _norm(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
-    data, how = builder.quantizers[kernel.operands[0].tensor], builder.narrowing(kernel)
+    data, what = builder.quantizers[kernel.operands[0].tensor], builder.graph.by_name[kernel.node]
+    return normalized(writer, data, normalization(what, builder.graph), _finest(builder, kernel))
+
+
+def _finest(builder: PlanBuilder, kernel: Kernel) -> float:
+    """Return the smallest step, in real units, that the device can narrow to the result's; 0 for any."""
+    how = builder.narrowing(kernel)
     shifts = how.kind is RequantizeKind.SHIFT
-    finest = math.ldexp(float(builder.quantizers[kernel.output].scale), -how.max_shift) if shifts else 0.0
-    return normalized(writer, data, normalization(builder.graph.by_name[kernel.node], builder.graph), finest)
+    return math.ldexp(float(builder.quantizers[kernel.output].scale), -how.max_shift) if shifts else 0.0
+
+
+def _local_response(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
+    shape = builder.graph.shapes[node.inputs[0]]
+    return local_response_normalized(writer, data, local_response(node), shape, _finest(builder, kernel))
 
 
 def _division(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
@@ -143,6 +155,7 @@ PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
     ("AveragePool", FunctionKind.DIVISION): _average,
     ("ReduceMean", FunctionKind.SUM): _sum,
     ("ReduceSum", FunctionKind.SUM): _sum,
+    ("LRN", FunctionKind.INTEGER_SQRT): _local_response,
     **{
         (op, FunctionKind.INTEGER_SQRT): _norm
         for op in ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "LpNormalization")

@@ -119,7 +119,7 @@ class ProgramWriter:
         return self._step(StepOp.SUM_OVER, (a,), a.low * count, a.high * count, axes=axes)
 
     def matmul(self, a: ProgramValue, matrix: NDArray[np.int64], axis: int) -> ProgramValue:
-        """Write a times a matrix over the last axis (-1), or the matrix times a over the axis before it (-2)."""
+        """Write a times a matrix over the last axis (-1), or the matrix times a over an earlier one (-2, -3, ...)."""
         terms = np.swapaxes(matrix, -1, -2) if axis == -1 else matrix
         above, below = np.maximum(terms, 0).sum(axis=-1), np.minimum(terms, 0).sum(axis=-1)
         ends = [int(p) * x + int(n) * y for p, n in zip(above, below, strict=True)

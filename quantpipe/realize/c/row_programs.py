@@ -109,7 +109,7 @@ def _over(source: CSource, step: Step, data: Buffer, title: str) -> Buffer:
 
 def _matmul(source: CSource, step: Step, data: Buffer, title: str) -> Buffer:
     """Write the product with a constant matrix; of each result only the terms from its first factor to its last."""
-    matrix = _numbers(step) if step.axes == (-2,) else _numbers(step).T
+    matrix = _numbers(step).T if step.axes == (-1,) else _numbers(step)
     axis = len(data.shape) + step.axes[0]
     made = _new(source, (*data.shape[:axis], len(matrix), *data.shape[axis + 1 :]))
     held = [np.flatnonzero(row) for row in matrix]

@@ -121,6 +121,12 @@ def instance_norm(net: Net) -> None:
 
 
 @case
+def local_response(net: Net) -> None:
+    """Channels divided by a power of the squares around them: AlexNet's, with a divisor of 1 to 3."""
+    between(net, "LRN", size=5, alpha=3.0, beta=0.75, bias=2.0)
+
+
+@case
 def divide(net: Net) -> None:
     """A mean of weighted tokens: their sum, divided by that of the weights."""
     x = net.input(None, 5, 16)
