@@ -7,7 +7,11 @@ additions with equal scales need, and it is listed. Every (tensor, bits) is comp
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from weakref import WeakKeyDictionary
+
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe import extend
@@ -40,6 +44,9 @@ from quantpipe.types import (
     WeightSite,
 )
 from quantpipe.types.structure import DEFAULT
+
+_RANGES: WeakKeyDictionary[ir.TensorProtocol, dict[Hashable, list[Range]]] = WeakKeyDictionary()
+"""Ranges of each weight: the tables of several estimators, and of several steps of a run, ask for the same."""
 
 WHOLE = -1
 """In place of the number of a rule: the whole range is asked for, whatever estimates others."""
@@ -173,11 +180,14 @@ class ThresholdTable:
     def _weight_ranges(self, site: WeightSite, bits: int, whole: bool) -> list[Range]:
         tensor, axis = site.tensor, site.axis
         weight, schema = self._graph.constant(tensor), self._schema.weights
-        if whole or site.block is not None:  # each block is fitted by itself, within the whole range of its channel
-            return weight_ranges(weight, axis, bits, schema, method="max_range")
-        method = weight_method_of(self._estimator, tensor, self._weight_method)
+        full = whole or site.block is not None  # each block is fitted by itself, within the whole range of its channel
+        method = "max_range" if full else weight_method_of(self._estimator, tensor, self._weight_method)
         if method != "estimator":
-            return weight_ranges(weight, axis, bits, schema, method=method)
+            known = _RANGES.setdefault(self._graph.constant_tensor(tensor), {})
+            key = (axis, bits, schema, method)
+            if key not in known:
+                known[key] = weight_ranges(weight, axis, bits, schema, method=method)
+            return known[key]
         if (tensor, axis) not in self._channels:
             self._channels[tensor, axis] = channel_stats(weight, axis)
         return estimated_ranges(self._channels[tensor, axis], bits, schema, estimator_of(self._estimator, (tensor,)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,11 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from quantpipe.calibrate import threshold_table
 from quantpipe.calibrate.estimators import KL, MSE, Estimator, MaxRange, MovingAverage, Percentile, Power2Range
+from quantpipe.calibrate.measure import measure
+from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.calibrate.weights import BLOCK, EXPONENTS, SHRINK, channel_stats, estimated_ranges, weight_ranges
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.intmath import dequantize, quantize, scale_zero_point, scales_zero_points, signed_storage
 from quantpipe.types import Denominator, PowerOfTwo, Range, Symmetry, TensorSchema
+from tests.ops.line import Line, line
+from tests.ops.test_every_op import graph_of
 
 SCHEMAS = [
     TensorSchema(symmetry=s, denominator=d, power_of_two=p)
@@ -151,3 +158,29 @@ def test_refusals() -> None:
         weight_ranges(np.asarray([[1.0, np.nan]]), 0, 8, TensorSchema())
     with pytest.raises(ConfigError, match="legal"):
         weight_ranges(weights(), 0, 8, TensorSchema(), method="kl")  # type: ignore[arg-type]
+
+
+def test_tables_of_one_graph_search_the_range_of_a_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a second time for a second table, but for other bits, and for another graph with the same names."""
+    searched = []
+
+    def counted(weight: NDArray[np.float32], *rest: Any, **named: Any) -> list[Range]:
+        searched.append(weight.shape)
+        return weight_ranges(weight, *rest, **named)
+
+    monkeypatch.setattr(threshold_table, "weight_ranges", counted)
+    made, other = (line(graph_of.__wrapped__("conv_asymmetric_pads"), "ort_cpu") for _ in range(2))
+    found = [_table(made).weight_thresholds(site.tensor, 8) for _ in range(2) for site in made.topology.weights]
+    count = len(made.topology.weights)
+    assert len(searched) == count
+    for first, second in zip(found[:count], found[count:], strict=True):
+        np.testing.assert_array_equal(first, second)
+    _table(made).weight_thresholds(made.topology.weights[0].tensor, 4)
+    assert len(searched) == count + 1
+    _table(other).weight_thresholds(made.topology.weights[0].tensor, 8)
+    assert len(searched) == count + 2
+
+
+def _table(made: Line) -> ThresholdTable:
+    profile = measure(made.graph, made.topology.measured, made.samples, 1024)
+    return ThresholdTable(made.graph, made.topology, made.schema, profile, estimator=MaxRange(), weight_method="mse")
