@@ -51,7 +51,7 @@ def makers_of(given: argparse.Namespace) -> dict[str, Make]:
     """Return how each case is made; those of many bytes run only by name."""
     encoder = Size(given.layers, given.width, HEADS, TOKENS)
     return {
-        **cases(),
+        **cases(given.more),
         "transformer": partial(drawn, encoder, False, False),
         "bert_base": partial(drawn, BERT_BASE, False, False),
         "vit_base": partial(drawn, VIT_BASE, True, False),
@@ -144,7 +144,7 @@ def other(name: str, form: str, found: Mapping[str, Any]) -> str:
 def runs(given: argparse.Namespace, names: Sequence[str], devices: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Yield each case on each device, or by each form, with what was measured."""
     numbers = (f"--{key}={getattr(given, key)}" for key in ("layers", "width", "calibrate", "search", "evaluate"))
-    common = [*numbers, f"--effort={given.effort}"]
+    common = [*numbers, f"--effort={given.effort}", *([f"--more={given.more}"] if given.more else [])]
     for name in names:
         for device in devices:
             yield name, device, measured([*common, "--cases", name, "--devices", device])
@@ -156,6 +156,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--cases", nargs="+", default=["digits*", "cifar10_resnet20", "kws_*", "ad_*", "vww_*",
                                                        "imagenet_efficientnet_lite0", "transformer"])  # fmt: skip
     parser.add_argument("--devices", nargs="+", default=["ort_cpu", "vta"])
+    parser.add_argument("--more", type=Path, help="list of other models, as benchmarks/packages.py writes it")
     parser.add_argument("--effort", default="default")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=384)

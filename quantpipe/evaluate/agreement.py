@@ -162,8 +162,9 @@ def compare_with(
             "run wrote: delete it, and the run writes it again",
             stage="evaluate",
         )
-    # What is mapped from files is too large for several sessions to hold their tensors at once.
-    at_once, threads = (1, None) if is_outside(realized.model) else concurrency(len(kinds))
+    # Tensors of a large model are too many for several runs to hold at once.
+    large = is_outside(realized.model) or weight_bytes(realized.model) >= APART
+    at_once, threads = (1, None) if large else concurrency(len(kinds))
     size = run_size(simulated.graph, simulated.held)
     sides: list[RealizedModel] = []
     for group in _together(kinds, realized):

@@ -19,7 +19,7 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.graph.ahead import in_order
-from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined, lifted
+from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined, lifted, release_memory
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
 from quantpipe.hardware.cost import COSTS, cost_function
@@ -152,6 +152,12 @@ class CandidateMeasure:
         is marked `pruned` and its value is a bound.
         """
         return (self._score(point, should_prune) for point in points)
+
+    def release(self) -> None:
+        """Give back sessions and kept tensors; a later measurement makes them again."""
+        self._chains.clear()
+        self._cache.clear()
+        release_memory()
 
     def _score(self, point: Point, should_prune: Callable[[Score], bool] | None) -> Score:
         r = self._recipe

@@ -37,6 +37,12 @@ class TensorCache:
         """Return bytes held."""
         return sum(self._bytes.values())
 
+    def clear(self) -> None:
+        """Drop every state."""
+        with self._lock:
+            for kept in (self._probation, self._protected, self._bytes, self._seen):
+                kept.clear()
+
     def begin(self, keys: Iterable[bytes]) -> None:
         """Prepare for a candidate with these keys: stored ones are kept longer."""
         for key in keys:

@@ -75,6 +75,11 @@ def kind_of(measure: Measure | None) -> str:
     return str(getattr(measure, "kind", "auto"))
 
 
+def release(measure: Measure | None) -> None:
+    """Let a measure give back what it keeps between points, where it keeps something."""
+    getattr(measure, "release", lambda: None)()
+
+
 def worker_count(workers: int | None, cores: int) -> int:
     """Return the number given, or one per core; ConfigError for any other value."""
     if workers is None:

@@ -30,6 +30,7 @@ from quantpipe.scoring.workers.executor import (
     ShouldPrune,
     in_order,
     kind_of,
+    release,
     worker_count,
 )
 from quantpipe.types import Point, Score
@@ -102,7 +103,8 @@ class Processes:
         return kind_of(self._local)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and release what the measure in this one keeps."""
+        release(self._local)
         if self._pool is not None:
             self._pool.shutdown(wait=True, kill_workers=True)
             self._pool = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantpipe.scoring.workers.executor import ScorerFactory, ShouldPrune, kind_of
+from quantpipe.scoring.workers.executor import ScorerFactory, ShouldPrune, kind_of, release
 from quantpipe.types import Point, Score
 
 
@@ -36,4 +36,5 @@ class Local:
         return kind_of(self.measure)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Release what the measure keeps."""
+        release(self.measure)
