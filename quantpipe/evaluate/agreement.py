@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import onnx_ir as ir
 
-from quantpipe.calibrate.passes import run_size
+from quantpipe.calibrate.passes import RUN_MB, run_size
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.compared_models import RealizedModel, SessionKind, SimulatedModel, Values, value_names
 from quantpipe.evaluate.compared_tensors import Watched
@@ -162,10 +162,10 @@ def compare_with(
             "run wrote: delete it, and the run writes it again",
             stage="evaluate",
         )
-    # Tensors of a large model are too many for several runs to hold at once.
+    # A large model leaves less memory for tensors: one run is made while the one before is compared.
     large = is_outside(realized.model) or weight_bytes(realized.model) >= APART
     at_once, threads = (1, None) if large else concurrency(len(kinds))
-    size = run_size(simulated.graph, simulated.held)
+    size = run_size(simulated.graph, simulated.held, RUN_MB // 2 if large else RUN_MB)
     sides: list[RealizedModel] = []
     for group in _together(kinds, realized):
         opened = [RealizedModel(kind, simulated, realized, threads=threads) for kind in group]

@@ -44,8 +44,11 @@ COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusi
 
 HALF = "tensor(float16)"
 
+BESIDE = frozenset({ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.UINT8})
+"""Types of weights that sessions are given beside a model's bytes."""
+
 LEAST_BESIDE = 1 << 24
-"""Bytes of float32 weights from which on a session gets them beside the model, not in it."""
+"""Bytes of weights from which on a session gets them beside the model, not in it."""
 
 LEAST_RELEASED = 1 << 26
 """Bytes of weights beside a model from which on memory that earlier sessions left is given back first."""
@@ -116,15 +119,15 @@ class Session:
             settings.add_session_config_entry("session.force_spinning_stop", "1")
         for name, value in wanted.items():
             settings.add_session_config_entry(name, value)
+        ask = kernels is not Kernels.NATIVE and not declared and pairs_saturate()
         if isinstance(model, ir.Model) and not weights:
-            model, weights = _beside(model)
+            model, weights = _beside(model, {ir.DataType.FLOAT} if ask else BESIDE)  # asked for, integers are rewritten
         if weights:
             if sum(weight.nbytes for weight in weights.values()) >= LEAST_RELEASED:
                 release_memory()
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             settings.add_external_initializers(list(weights), given)
         with ExitStack() as files:
-            ask = kernels is not Kernels.NATIVE and not declared and pairs_saturate()
             data, off = _prepare(model, settings, files, unsigned=ask)
             try:
                 load = _loaded_exact if ask else _loaded
@@ -162,12 +165,14 @@ class Session:
         return found if stored or not self._ports else decoded(self._ports, found)
 
 
-def _beside(model: ir.Model) -> tuple[ir.Model | bytes, Feeds | None]:
-    """Return a model as its bytes without its large float32 weights, and those: to copy them costs more than a run.
+def _beside(model: ir.Model, types: Collection[ir.DataType]) -> tuple[ir.Model | bytes, Feeds | None]:
+    """Return a model as its bytes without its large weights of some types, and those.
+
+    To copy them costs more than a run, and onnxruntime's session keeps the bytes that it was made of.
 
     The model itself where they are few, or are handed over in files.
     """
-    names = [n for n, t in heavy_weights(model).items() if t.dtype is ir.DataType.FLOAT] if not is_heavy(model) else []
+    names = [] if is_heavy(model) else [n for n, t in heavy_weights(model).items() if t.dtype in types]
     tensors = {name: model.graph.initializers[name].const_value for name in names}
     if sum(t.nbytes for t in tensors.values() if t is not None) < LEAST_BESIDE:
         return model, None

@@ -60,6 +60,10 @@ class Planner:
         """Return the device that plans are for."""
         return self._spec
 
+    def release(self) -> None:
+        """Forget the integer weights that were made."""
+        self._weights.clear()
+
     def on(self, topology: Topology) -> Planner:
         """Return a planner for another topology of the same graph; integer weights are shared."""
         other = copy(self)

@@ -154,9 +154,10 @@ class CandidateMeasure:
         return (self._score(point, should_prune) for point in points)
 
     def release(self) -> None:
-        """Give back sessions and kept tensors; a later measurement makes them again."""
+        """Give back sessions, kept tensors and integer weights; a later measurement makes them again."""
         self._chains.clear()
         self._cache.clear()
+        self._planner.release()
         release_memory()
 
     def _score(self, point: Point, should_prune: Callable[[Score], bool] | None) -> Score:

@@ -1,0 +1,35 @@
+"""Sessions that are given weights beside the model's bytes compute what they compute of the whole file."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from quantpipe.graph import execute, external_weights
+from quantpipe.graph.execute import Session
+from quantpipe.graph.io import model_bytes
+from tests.ops.cases import CASES
+from tests.ops.test_every_op import graph_of, line
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
+@pytest.mark.parametrize("name", ["conv_asymmetric_pads", "gemm_row_bias", "transposed_strides", "attention"])
+def test_integer_weights_beside_a_model(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name in CASES
+    made = line(graph_of(name), "ort_cpu")
+    model = made.realize(made.plan(), form).model
+    feeds = {port.name: made.samples.inputs[port.name] for port in made.graph.inputs}
+    options = ort.SessionOptions()
+    expected = ort.InferenceSession(model_bytes(model), options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    given: list[str] = []
+    ask = ort.SessionOptions.add_external_initializers
+    monkeypatch.setattr(execute, "LEAST_BESIDE", 1)
+    monkeypatch.setattr(external_weights, "SMALL", 1)
+    monkeypatch.setattr(ort.SessionOptions, "add_external_initializers",
+                        lambda self, names, values: (given.extend(names), ask(self, names, values))[1])  # fmt: skip
+    found = Session(model).run(feeds)
+    types = {str(model.graph.initializers[n].const_value.dtype) for n in given}  # type: ignore[union-attr]
+    assert {"INT8"} & types or {"UINT8"} & types or execute.pairs_saturate()
+    for one, other in zip(found.values(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
