@@ -19,6 +19,7 @@ from quantpipe.evaluate.counting import Counter
 from quantpipe.evaluate.loop_products import compare_loops
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
 from quantpipe.graph.execute import Kernels, Session
+from quantpipe.graph.external_weights import weights_as_inputs
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
@@ -68,6 +69,7 @@ class SimulatedModel:
         self._model = expose(model, [*(self._own.get(t, n) for t, n in self.names.items()), *real, *self._inner])
         self._session = Session(self._model, where="simulated model")
         self._written: Session | None = None
+        self._weights: dict[str, Array] = {}
         self._inputs: Values = {}
         self._alone: Values | None = None
         self._feeds: dict[str, Array] = {}
@@ -116,11 +118,12 @@ class SimulatedModel:
     def as_written(self) -> Values:
         """Return the values of the last run without the runtime's optimizations."""
         if self._written is None:
-            self._written = Session(self._model, kernels=Kernels.AS_WRITTEN, where="simulated model")
+            model, self._weights = weights_as_inputs(self._model)
+            self._written = Session(model, kernels=Kernels.AS_WRITTEN, where="simulated model")
         if self._as_written is None:
             what = self.watched
             names = dict.fromkeys((*what.entries, *what.reals, *what.outside))
-            self._as_written = self._written.run(self._feeds, list(names))
+            self._as_written = self._written.run({**self._feeds, **self._weights}, list(names))
         return self._as_written
 
     def explained(self, expected: Values, tensor: str, found: Array) -> Array:

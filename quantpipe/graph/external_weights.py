@@ -173,6 +173,21 @@ def copied(model: ir.Model) -> ir.Model:
     return copy
 
 
+def weights_as_inputs(model: ir.Model) -> tuple[ir.Model, dict[str, NDArray[Any]]]:
+    """Return a copy of a model whose large float weights are inputs, and those: a session makes no copy of them.
+
+    Weights in files stay: the runtime maps them.
+    """
+    copy, found = copied(model), {}
+    for name, tensor in heavy_weights(model).items():
+        if tensor.dtype is ir.DataType.FLOAT and place_of(tensor) is None:
+            value = copy.graph.initializers.pop(name)
+            value.const_value = None
+            copy.graph.inputs.append(value)
+            found[name] = tensor.numpy()
+    return copy, found
+
+
 def relocated(model: ir.Model, places: Mapping[str, FilePlace], folder: Path) -> bytes:
     """Return the bytes of the model whose initializers in `places` refer to files under `folder`."""
     data: bytes = _relocated(model, places, folder).SerializeToString()

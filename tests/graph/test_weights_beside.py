@@ -1,4 +1,4 @@
-"""Sessions that are given weights beside the model's bytes compute what they compute of the whole file."""
+"""Sessions that are given weights apart from the model compute what they compute of the whole file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 
 from quantpipe.graph import execute, external_weights
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.io import model_bytes
 from tests.ops.cases import CASES
 from tests.ops.test_every_op import graph_of, line
@@ -33,3 +33,16 @@ def test_integer_weights_beside_a_model(name: str, form: str, monkeypatch: pytes
     assert {"INT8"} & types or {"UINT8"} & types or execute.pairs_saturate()
     for one, other in zip(found.values(), expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["conv_asymmetric_pads", "gemm_row_bias", "transposed_strides", "attention"])
+def test_float_weights_as_inputs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_weights, "SMALL", 1)
+    model, feeds = graph_of(name).model, line(graph_of(name), "ort_cpu").samples.inputs
+    before = set(model.graph.initializers)
+    other, weights = external_weights.weights_as_inputs(model)
+    assert weights and not set(weights) & set(other.graph.initializers) and set(model.graph.initializers) == before
+    expected = Session(model, kernels=Kernels.AS_WRITTEN).run(feeds)
+    found = Session(other, kernels=Kernels.AS_WRITTEN).run({**feeds, **weights})
+    for one, two in zip(found.values(), expected.values(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
