@@ -26,7 +26,9 @@ from quantpipe.types import TimesReport
 from quantpipe.version import __version__
 
 STAGE, FOLDER = "identify", "identify"
-ROUNDS = 3
+ROUNDS = 7
+QUANTILE = 0.25
+"""Of a layer's rounds: other work on the machine only adds time, and the fastest round alone depends on luck."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +94,8 @@ def _opened(settings: Settings, console: Console) -> _Run:
 def _measured_here(runs: Mapping[str, _Run], console: Console, repeats: int) -> str:
     """Return a CSV file of the layers' times in onnxruntime, by its profiler on one thread.
 
-    All networks are measured in turn, `ROUNDS` times; the fastest round of each counts, so that other work on the
-    machine disturbs no network as a whole.
+    All networks are measured in turn, `ROUNDS` times; the lower quartile of each layer's rounds counts, so that other
+    work on the machine disturbs no layer and no network as a whole.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -105,16 +107,15 @@ def _measured_here(runs: Mapping[str, _Run], console: Console, repeats: int) -> 
                 "is a CSV file with times of the device",
                 where="identify.times",
             )
-    least: dict[str, dict[str, float]] = {}
+    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in runs}
     for number in range(ROUNDS):
         for name, run in runs.items():
             console.stage("profile", f"{name}, {repeats} runs ({number + 1} of {ROUNDS})")
-            took = layer_times(run.job.files.model, _one_batch(run.job), repeats)
-            if name not in least or sum(took.values()) < sum(least[name].values()):
-                least[name] = took
+            found[name].append(layer_times(run.job.files.model, _one_batch(run.job), repeats))
     for name, run in runs.items():
         batch = run.job.graph.fixed_batch or 1
-        for node, value in least[name].items():
+        for node in found[name][0]:
+            value = float(np.quantile([took.get(node, 0.0) for took in found[name]], QUANTILE))
             if node in run.works and value > 0:
                 writer.writerow((name, node, f"{value / batch:.4f}"))
     return text.getvalue()
