@@ -172,7 +172,9 @@ def _beside(model: ir.Model, types: Collection[ir.DataType]) -> tuple[ir.Model |
 
     The model itself where they are few, or are handed over in files.
     """
-    names = [] if is_heavy(model) else [n for n, t in heavy_weights(model).items() if t.dtype in types]
+    held = {} if is_heavy(model) else heavy_weights(model)
+    # onnxruntime drops what no node reads, and fails if it is given that.
+    names = [n for n, t in held.items() if t.dtype in types and model.graph.initializers[n].uses()]
     tensors = {name: model.graph.initializers[name].const_value for name in names}
     if sum(t.nbytes for t in tensors.values() if t is not None) < LEAST_BESIDE:
         return model, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
@@ -46,3 +47,17 @@ def test_float_weights_as_inputs(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     found = Session(other, kernels=Kernels.AS_WRITTEN).run({**feeds, **weights})
     for one, two in zip(found.values(), expected.values(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime drops them from the graph, and knows no such initializer when it is given one."""
+    made = line(graph_of("conv_asymmetric_pads"), "ort_cpu")
+    model = made.realize(made.plan(), "integer").model
+    feeds = {port.name: made.samples.inputs[port.name] for port in made.graph.inputs}
+    expected = Session(model).run(feeds)
+    monkeypatch.setattr(execute, "LEAST_BESIDE", 1)
+    monkeypatch.setattr(external_weights, "SMALL", 1)
+    unread = ir.Value(name="unread", const_value=ir.tensor(np.ones((64, 64), np.int8), name="unread"))
+    model.graph.register_initializer(unread)
+    for one, two in zip(Session(model).run(feeds).values(), expected.values(), strict=True):
+        np.testing.assert_array_equal(one, two)
