@@ -46,9 +46,10 @@ from quantpipe.graph.rewrites.axes import axes_joined
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.explicit import write_out
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
+from quantpipe.graph.rewrites.known_sizes import sizes_known
 from quantpipe.graph.rewrites.recurrent import looped, unrolled
 from quantpipe.graph.runnable import runnable
-from quantpipe.graph.symbolic_axes import axes_of
+from quantpipe.graph.symbolic_axes import axes_of, axes_of_inputs
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
 from quantpipe.types import NO_BODIES, BodyForms, LoopForms
@@ -150,6 +151,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (functions_written_out,),
         (_raise_opset,),
         (lower_opset,),
+        (_know_sizes,),
         (_slim, _slim_unshaped),
         (_take_branches,),
         (bodies_written_out(more.bodies, _slim),),
@@ -224,6 +226,10 @@ def _name_of(step: Step) -> str:
 
 def _raise_opset(model: ir.Model) -> ir.Model:
     return raise_to(model, LEAST_OPSET)
+
+
+def _know_sizes(model: ir.Model) -> ir.Model:
+    return sizes_known(model, axes_of_inputs)
 
 
 def _slim(model: ir.Model) -> ir.Model:

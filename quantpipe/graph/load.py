@@ -22,7 +22,7 @@ from quantpipe.graph.control_flow import selected_notes
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash, free_first_axes
-from quantpipe.graph.fused import refuse_undefined
+from quantpipe.graph.fused import refuse_undefined, settle_pasts
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import (
@@ -234,6 +234,7 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
         if raw.functions:
             common_passes.InlinePass()(raw)
         name_nodes(raw)
+        settle_pasts(raw)
         if not view(raw, model_hash, str(path)).inputs:
             raise ModelError("it has no input that samples could be given to", stage=STAGE, where=str(path))
     return raw, model_hash, size

@@ -46,6 +46,13 @@ def plain_axes_and_types_of(model: ir.Model) -> tuple[Mapping[str, Axes], Mappin
     return _declared(found), {v.name: ir.DataType(v.type.tensor_type.elem_type) for v in values}
 
 
+def axes_of_inputs(model: ir.Model) -> Mapping[str, Axes]:
+    """Return the axes that follow from the model's inputs alone, also through sizes that it computes with."""
+    proto, _ = without_weights(model)
+    del proto.graph.value_info[:]
+    return _declared(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+
+
 def _declared(proto: onnx.ModelProto) -> Mapping[str, Axes]:
     values = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
     return {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in values if _has_shape(v)}

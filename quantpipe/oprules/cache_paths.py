@@ -1,8 +1,8 @@
 """Find the caches of a decoder: inputs that new keys or values are joined to, and that leave as outputs.
 
 A path of ops that move values leads from the input to the output. A Concat on it joins the past with the new positions;
-a Slice after it makes a ring of fixed length, which forgets its oldest positions. An attention multiplies the result,
-directly or after other moves. Caches that a ScatterND writes stay in float.
+a Slice after it makes a ring of fixed length, which forgets its oldest positions. A ScatterND on it writes the new
+positions into a cache of fixed length. An attention multiplies the result, directly or after other moves.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules.masks import JOINING, OF_SHAPES
+from quantpipe.oprules.masks import JOINING, OF_SHAPES, WRITING
 from quantpipe.oprules.rule import Family
 from quantpipe.oprules.scores import is_normalized
 from quantpipe.oprules.table import rule_of
+
+GROWING = (*JOINING, *WRITING)
+"""Ops by which a cache takes new positions."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def _paths(graph: Graph, past: str) -> Iterator[tuple[str, tuple[Node, ...]]]:
     seen = {past}
     while pending:
         tensor, way = pending.pop(0)
-        if tensor in graph.output_names and any(n.op in JOINING for n in way):
+        if tensor in graph.output_names and any(n.op in GROWING for n in way):
             yield tensor, way
         for node, place in graph.consumers.get(tensor, ()):
             rule, result = rule_of(node), node.outputs[0]
@@ -76,7 +79,7 @@ def _paths(graph: Graph, past: str) -> Iterator[tuple[str, tuple[Node, ...]]]:
 
 def _products(graph: Graph, way: tuple[Node, ...]) -> Iterator[tuple[Node, int]]:
     """Yield the products of two activations that read what a path makes from its join on, with the port of each."""
-    first = next(i for i, node in enumerate(way) if node.op in JOINING)
+    first = next(i for i, node in enumerate(way) if node.op in GROWING)
     pending = [node.outputs[0] for node in way[first:]]
     seen = set(pending)
     while pending:

@@ -171,6 +171,12 @@ def top_refuses(node: Node, graph: Graph) -> str | None:
     return None if node.attr("sorted", 1) else "the order of its results is open (sorted=0)"
 
 
+def scatter_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a ScatterND cannot run in integers (it combines values with those in their places), or None."""
+    how = node.attr("reduction", "none")
+    return None if how == "none" else f"it combines new values with those in their places (reduction={how})"
+
+
 def pad_refuses(node: Node, graph: Graph) -> str | None:
     """Return why a Pad cannot run in integers (it pads with another constant than zero), or None."""
     if node.attr("mode", "constant") != "constant":

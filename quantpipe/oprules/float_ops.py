@@ -78,7 +78,7 @@ FLOAT_OPS: Mapping[str, str] = {
         "it computes truth values or bits",
     ),
     **dict.fromkeys(
-        ("ScatterElements", "ScatterND", "Scatter", "GatherND", "GatherElements", "ReverseSequence", "Trilu",
+        ("ScatterElements", "Scatter", "GatherND", "GatherElements", "ReverseSequence", "Trilu",
          "TensorScatter"),
         "its places are computed at run time; no integer form of it is written",
     ),

@@ -11,5 +11,8 @@ SELECTING = ("Where", "Max", "Min")
 JOINING = ("Concat",)
 """Ops whose result holds all values of each operand."""
 
+WRITING = ("ScatterND",)
+"""Ops whose result holds the values of their first operand, with others in some places."""
+
 OF_SHAPES = ("Shape", "Size")
 """Ops whose result depends on the shape of what they read, not on its values."""

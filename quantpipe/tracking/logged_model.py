@@ -93,7 +93,9 @@ def _schema(ports: Iterable[Any]) -> Any:
 def _one_sample(example: Mapping[str, NDArray[Any]] | None) -> dict[str, NDArray[Any]] | None:
     first = {name: np.asarray(array)[:1] for name, array in (example or {}).items()}
     small = sum(array.size for array in first.values()) <= _EXAMPLE_ELEMENTS
-    return first if first and small else None
+    # JSON keeps no shape of an empty cache, so MLflow would reject its own copy of the example.
+    written = all(array.size for array in first.values())
+    return first if first and small and written else None
 
 
 @contextmanager

@@ -63,6 +63,18 @@ def gather(call: Call) -> Tensor:
     return found.reshape((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
 
+def scatter_refuses(node: Node) -> str | None:
+    """Return why a ScatterND is not supported."""
+    how = node.attr("reduction", "none")
+    return None if how == "none" else f"its reduction is {how}"
+
+
+def scatter(call: Call) -> Tensor:
+    """Return the first operand with other rows at some places; negative places count from the end."""
+    x, places, rows = call[0], call[1], call[2]
+    return x.index_put(tuple(places.unbind(-1)), rows)
+
+
 def reshape(call: Call) -> Tensor:
     """Return the elements in another shape; 0 keeps an axis, except with `allowzero`."""
     x, shape = call[0], _given(call.integers(1))

@@ -205,6 +205,7 @@ FLOAT_ROWS: Mapping[str, FloatOp] = {
     "Split": FloatOp(m.split, frozenset({"axis", "num_outputs"}), numbers=_FIRST, inputs=2, outputs=MANY),
     "Slice": FloatOp(m.slices, numbers=frozenset({1, 2, 3, 4}), inputs=5),
     "Gather": FloatOp(m.gather, _AXIS, inputs=2),
+    "ScatterND": FloatOp(m.scatter, frozenset({"reduction"}), m.scatter_refuses, inputs=3),
     "Reshape": FloatOp(m.reshape, frozenset({"allowzero"}), numbers=_FIRST, inputs=2),
     "Flatten": FloatOp(m.flatten, _AXIS),
     "Squeeze": FloatOp(m.squeeze, numbers=_FIRST, inputs=2),

@@ -13,9 +13,10 @@ from onnx import TensorProto, helper
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
+from quantpipe.data.cache_inputs import empty_cache
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
+from quantpipe.graph.load import load_graph, read_graph
 from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
 from tests.decoders import nets
@@ -114,3 +115,21 @@ def test_attributes_that_nobody_defined_are_refused(tmp_path: Path) -> None:
     node.attribute.append(helper.make_attribute("local_windows", 3))
     with pytest.raises(ModelError, match=r"'local_windows'.*'local_window_size'"):
         loaded(proto, tmp_path)
+
+
+def test_open_axes_of_a_cache_are_those_that_the_attention_needs(tmp_path: Path) -> None:
+    """onnxruntime-genai's builder names heads and features of the ports; an empty cache must have them."""
+    proto = nets.runtime()
+    for port in (*proto.graph.input, *proto.graph.output):
+        axes = port.type.tensor_type.shape.dim
+        if len(axes) == 4:
+            axes[3].dim_param, axes[1].dim_param = "kv_cache_dim", "kv_heads"
+    onnx.save(proto, tmp_path / "m.onnx")
+    raw = read_graph(tmp_path / "m.onnx").graph
+    pasts = {i.name: i for i in raw.inputs if i.name in nets.empty_cache()}
+    assert {i.shape for i in pasts.values()} == {(None, nets.KV, None, nets.SIZE)}
+    assert {o.shape for o in raw.outputs if o.name != "logits"} == {(None, nets.KV, None, nets.SIZE)}
+    feeds = given(proto, nets.feeds(nets.text(2, 3))) | {n: empty_cache(i, 2) for n, i in pasts.items()}
+    wanted = Session(ir.from_proto(nets.runtime())).run(given(proto, nets.feeds(nets.text(2, 3))))
+    for name, array in Session(raw.model).run(feeds).items():
+        np.testing.assert_array_equal(array, wanted[name])

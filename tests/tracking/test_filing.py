@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from quantpipe.errors import ConfigError
 from quantpipe.pipeline.log_run import _run_name
@@ -168,3 +170,17 @@ def test_names_tell_the_jobs_of_a_sweep_apart(changed: dict[str, str], name: str
         command="run", changed=changed, spec=SimpleNamespace(name="vta"), model=Path("some/m.onnx")
     )
     assert _run_name(settings, {"search": "greedy"}) == name
+
+
+@pytest.mark.program
+def test_an_empty_cache_is_no_example(launch: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """JSON keeps no shape of an array without elements: MLflow would reject the example with a long warning."""
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 2, "t", 4]) for n in ("past.key", "x", "y")]
+    nodes = [helper.make_node("Concat", ["past.key", "x"], ["y"], name="joined", axis=2)]
+    graph = helper.make_graph(nodes, "g", ports[:2], ports[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    with opened(launch, tmp_path / "run") as tracker:
+        sample = {"past.key": np.zeros((1, 2, 0, 4), np.float32), "x": np.ones((1, 2, 1, 4), np.float32)}
+        tracker.log_model(tmp_path / "m.onnx", sample)
+    assert client(launch).get_run(tracker.run_id).outputs.model_outputs
+    assert "WARNING" not in capfd.readouterr().err

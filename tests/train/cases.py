@@ -227,6 +227,8 @@ def moves() -> Iterator[Case]:
     yield Case("Gather", [ROWS, np.int64([[0, 3], [-5, 4]])], {"axis": 1})
     yield Case("Gather", [ROWS, np.asarray(-2)], {"axis": -1})
     yield Case("Gather", [ROWS, np.int32([1, 1])])
+    yield Case("ScatterND", [ROWS, np.int64([[1], [0]]), normal(2, *ROWS.shape[1:])], {"reduction": "none"})
+    yield Case("ScatterND", [ROWS, np.int64([[[1, -1]], [[0, 2]]]), normal(2, 1, *ROWS.shape[2:])])
     yield Case("Reshape", [ROWS, i(0, -1)])
     yield Case("Reshape", [ROWS, i(5, 18)], {"allowzero": 0})
     yield Case("Reshape", [np.zeros((0, 3), np.float32), i(3, 0)], {"allowzero": 1})
@@ -303,6 +305,7 @@ REJECTED = {
     "half statistics": (Case("LayerNormalization", [ROWS, normal(6)], {"stash_type": 16}), "stash_type is 16"),
     "cubic": (Case("Resize", [MAP, None, f(1, 1, 2, 2)], {"mode": "cubic"}), "mode is cubic"),
     "antialias": (Case("Resize", [MAP, None, f(1, 1, 2, 2)], {"antialias": 1, "mode": "linear"}), "antialias is 1"),
+    "sums in places": (Case("ScatterND", [ROWS, np.int64([[1]]), ROWS[:1]], {"reduction": "add"}), "reduction is add"),
     "half precision": (Case("Cast", [ROWS], {"to": TensorProto.FLOAT16}), "FLOAT16"),
     "text": (Case("Equal", [np.array(["a"], object), np.array(["b"], object)]), "STRING"),
     "crop": (Case("Resize", [MAP, f(), f(1, 1, 2, 2)], {"coordinate_transformation_mode": "tf_crop_and_resize"}),

@@ -13,6 +13,7 @@ from quantpipe.graph.rewrites.bags import rows_in_front
 from quantpipe.graph.rewrites.branch import inline_known_branch
 from quantpipe.graph.rewrites.cast_like import cast_like
 from quantpipe.graph.rewrites.einsum import einsum_to_matmul
+from quantpipe.graph.rewrites.exported_scores import factor_of_queries, unguarded_softmax
 from quantpipe.graph.rewrites.finite_masks import finite_mask
 from quantpipe.graph.rewrites.gelu import gelu
 from quantpipe.graph.rewrites.gemm import plain_gemm, turned_weight
@@ -55,12 +56,14 @@ REWRITES: tuple[Rewrite, ...] = (
     einsum_to_matmul,
     fold_to_pairs,
     finite_mask,
+    unguarded_softmax,
     extreme_to_clip,
     hard_sigmoid,
     hard_swish,
     layer_norm,
     constant_difference,
     constant_quotient,
+    factor_of_queries,
     spatial_mean,
     rows_in_front,
     weights_outside,

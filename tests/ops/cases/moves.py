@@ -104,6 +104,18 @@ def gather(net: Net) -> None:
 
 
 @case
+def scatter(net: Net) -> None:
+    """Columns of one map take the place of columns of another, as new positions do in a static cache."""
+    x = net.input(None, 3, 8, 8)
+    front, other = net.conv(x, 3, 6, 3, 3, pads=[1, 1, 1, 1]), net.conv(x, 3, 6, 8, 7, pads=[0, 0, 7, 0])
+    turned = [net.node("Transpose", value, perm=[3, 0, 1, 2]) for value in (front, other)]
+    places = net.constant(np.int64([[5], [1]]))
+    mid = net.node("ScatterND", turned[0], places, turned[1], name="mid")
+    back_of(net, net.node("Transpose", mid, perm=[1, 2, 3, 0]))
+    net.fix_batch(1)
+
+
+@case
 def gather_table(net: Net) -> None:
     """A lookup in a constant table stays in float; its result is quantized for the dense layer behind."""
     x = net.input(None, 6)

@@ -1,0 +1,79 @@
+"""An attention with a cache as torch's exporters write it: ops alone, and no fused op.
+
+The factor of the scores is divided between queries and keys, heads of K and V are repeated, and the shares are searched
+for numbers that a Softmax of an empty row would give.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.ops.line import Net
+
+HEADS, KV, SIZE, WIDTH, PLACES = 4, 2, 8, 16, 6
+KINDS = ("key", "value")
+
+
+def attention(*, static: bool = False) -> Net:
+    """Return a net of one attention; a static cache has new positions written in, another one grows."""
+    net = Net(name="static" if static else "grown")
+    x = net.input(None, 1, WIDTH)
+    pasts = {kind: net.input(None, KV, PLACES if static else None, SIZE, name=f"past.{kind}") for kind in KINDS}
+    place = net.input(None, 1, name="place") if static else ""
+    query = _heads(net, x, HEADS, "query")
+    presents, repeated = {}, {}
+    for kind in KINDS:
+        new = _heads(net, x, KV, kind)
+        join = _written if static else _grown
+        presents[kind] = join(net, pasts[kind], new, place, kind)
+        repeated[kind] = _repeated(net, presents[kind], kind)
+    half = net.constant(np.float32(SIZE**-0.25), "half")
+    keys = net.node("Transpose", repeated["key"], name="turned", perm=[0, 1, 3, 2])
+    scaled = [net.node("Mul", value, half, name=f"{name}_scaled") for name, value in (("q", query), ("k", keys))]
+    scores = net.node("MatMul", *scaled, name="scores")
+    if static:
+        scores = net.node("Add", scores, _mask(net, place), name="masked")
+    share = net.node("Softmax", scores, name="share", axis=-1)
+    empty = net.node("IsNaN", share, name="empty")
+    safe = net.node("Where", empty, net.constant(np.float32(0.0)), share, name="safe")
+    mixed = net.node("MatMul", safe, repeated["value"], name="mixed")
+    rows = net.node("Transpose", mixed, name="rows", perm=[0, 2, 1, 3])
+    flat = net.node("Reshape", rows, net.constant(np.int64([0, 0, HEADS * SIZE])), name="flat")
+    net.output(net.node("MatMul", flat, net.floats(HEADS * SIZE, WIDTH, scale=0.3), name="out"), *presents.values())
+    if static:
+        net.fix_batch(1)
+    return net
+
+
+def _heads(net: Net, x: str, heads: int, name: str) -> str:
+    made = net.node("MatMul", x, net.floats(WIDTH, heads * SIZE, scale=0.4), name=f"{name}_of")
+    apart = net.node("Reshape", made, net.constant(np.int64([0, 0, heads, SIZE])), name=f"{name}_apart")
+    return net.node("Transpose", apart, name=f"{name}_heads", perm=[0, 2, 1, 3])
+
+
+def _grown(net: Net, past: str, new: str, place: str, kind: str) -> str:
+    return net.node("Concat", past, new, name=f"{kind}_joined", axis=2, output=f"present.{kind}")
+
+
+def _written(net: Net, past: str, new: str, place: str, kind: str) -> str:
+    """As index_copy along the axis of positions is exported."""
+    if kind == "key":
+        whole = net.node("Cast", place, name="whole", to=7)
+        net.node("Reshape", whole, net.constant(np.int64([-1, 1])), name="rows_at", output="places")
+    turned = [net.node("Transpose", value, name=f"{value}_turned", perm=[2, 1, 0, 3]) for value in (past, new)]
+    made = net.node("ScatterND", turned[0], "places", turned[1], name=f"{kind}_written", reduction="none")
+    return net.node("Transpose", made, name=f"{kind}_back", perm=[2, 1, 0, 3], output=f"present.{kind}")
+
+
+def _repeated(net: Net, value: str, kind: str) -> str:
+    groups = HEADS // KV
+    axis = net.node("Unsqueeze", value, net.constant(np.int64([2])), name=f"{kind}_axis")
+    wide = net.node("Expand", axis, net.constant(np.int64([1, 1, groups, 1, 1])), name=f"{kind}_wide")
+    return net.node("Reshape", wide, net.constant(np.int64([0, HEADS, -1, SIZE])), name=f"{kind}_repeated")
+
+
+def _mask(net: Net, place: str) -> str:
+    keys = net.constant(np.arange(PLACES, dtype=np.float32)[None, None, None], "keys")
+    own = net.node("Reshape", place, net.constant(np.int64([-1, 1, 1, 1])), name="own")
+    seen = net.node("LessOrEqual", keys, own, name="seen")
+    return net.node("Where", seen, net.constant(np.float32(0.0)), net.constant(np.float32(-np.inf)), name="mask")
