@@ -80,6 +80,11 @@ def _empty(inputs: Sequence[TensorInfo], others: Collection[str]) -> list[Feed]:
     return [Feed(i, EMPTY, SourceLayout.AS_IS, Preprocess()) for i in inputs if is_cache(i) and i.name not in others]
 
 
+def one_number_each(values: NDArray[Any], port: TensorInfo) -> NDArray[Any]:
+    """Return values [N, 1] as [N], if an input takes one number per sample: the position of a step of one token."""
+    return values.reshape(-1) if len(port.shape) == 1 and values.shape[1:] == (1,) else values
+
+
 def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
     """Check that every axis of `values` but the first has the size of the input's axis, or is free there.
 
@@ -108,6 +113,11 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
 
     if found[:1] == (1,) and fits(found[1:]):
         return "A sample has no batch axis of its own: leave its first axis of size 1 out."
+    if not wanted and len(found) == 1 and feed.port.dtype.startswith("int"):
+        return (
+            "The only axis of this input is the sample axis. If it counts the tokens of a run (cache_position), export "
+            "the model for one token, and set dataset.cut=1; or give this input a first axis for samples."
+        )
     whole = feed.port.shape
     if len(whole) == len(found) and all(w in (None, n) for w, n in zip(whole, found, strict=True)):
         return (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.cache_inputs import EMPTY, empty_cache
 from quantpipe.data.duplicates import NONE_SHARED, Shared
-from quantpipe.data.input_checks import Feed, cast, check_shape, shapes_of
+from quantpipe.data.input_checks import Feed, cast, check_shape, one_number_each, shapes_of
 from quantpipe.data.source import Rows, Source
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import Batch, Objects
@@ -141,6 +141,7 @@ class SourceSamples:
                 values = feed.preprocess.apply(raw[feed.field], feed.layout)
             except DataError as error:
                 raise DataError(str(error), stage="data", where=self._source.where) from error
+            values = one_number_each(values, feed.port)
             check_shape(values, feed, names[0])
             found[feed.port.name] = cast(values, feed.port, names)
         return found

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantpipe.data.cache_inputs import is_cache
+from quantpipe.data.cache_inputs import CACHES, caches_carried, is_cache
 from quantpipe.data.divide import ROLES, TRAIN, divide
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.source import Source
@@ -42,7 +42,7 @@ class SplitOptions:
     samples: Mapping[str, Any] = field(default_factory=dict)
     shuffle: bool = False
     on_error: str = "fail"
-    state: Mapping[str, str] | None = None
+    state: Mapping[str, str] | str | None = None
     state_reset: str | int = "auto"
     duplicates: str = "drop"
     force_few: bool = False
@@ -55,21 +55,22 @@ class SplitOptions:
     def __post_init__(self) -> None:
         refuse_other_than_sections(self)
         refuse_unknown_parts(self, self.parts)
-        if self.state is not None and not isinstance(self.state, Mapping):
-            raise ConfigError(f"is {self.state!r}; legal is null, or OUTPUT: INPUT pairs.", where="dataset.state")
+        if self.state not in (None, CACHES) and not isinstance(self.state, Mapping):
+            legal = f"null, OUTPUT: INPUT pairs, or {CACHES}"
+            raise ConfigError(f"is {self.state!r}; legal is {legal}.", where="dataset.state")
 
         if self.groups is not None and not isinstance(self.groups, str):
             raise ConfigError(f"is {self.groups!r}; legal is null, or {self.legal_groups}.", where="dataset.groups")
 
     legal_groups: ClassVar[str] = "the name of a column with one value per sample"
 
-    @property
-    def handling(self) -> Handling:
-        """Return how samples are divided, limited and checked.
+    def handling(self, inputs: Sequence[TensorInfo]) -> Handling:
+        """Return how samples for a model with these inputs are divided, limited and checked.
 
         Raises ConfigError for an option without effect.
         """
-        state = {str(k): str(v) for k, v in (self.state or {}).items()}
+        pairs = self.state if isinstance(self.state, Mapping) else caches_carried(inputs) if self.state else {}
+        state = {str(k): str(v) for k, v in pairs.items()}
         return Handling(
             self.shuffle,
             self.on_error,
@@ -82,7 +83,7 @@ class SplitOptions:
 
     def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
         """Return the model's inputs that the data must feed: all but those that carry state, or may be empty."""
-        carried = set(self.handling.state.values())
+        carried = set(self.handling(inputs).state.values())
         return [i for i in inputs if i.name not in carried and not is_cache(i)]
 
     def assemble(
@@ -99,7 +100,7 @@ class SplitOptions:
         Sources are given as one or by role; `classes=None`: the number is unknown. Raises DataError where the samples
         do not fit the model.
         """
-        handling = self.handling
+        handling = self.handling(inputs)
         units = {role: handling.units(source) for role, source in sources.items()}
         parts = divide(sources, self.split, self.search, seed, units=units)
         return build(parts, self.samples, preprocess, inputs, classes=classes, handling=handling, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,36 @@ def test_a_mask_that_contradicts_the_cache_is_refused_with_the_sizes(tmp_path: P
     assert "\n" not in text and "sample 1 cannot be run with its cache: " in text and "6 by 3" in text
     assert "'attention_mask'" in text and f"the cache {CACHE.name!r} is" in text and "up to 7" in text
     assert "a column for each token of cache and sample" in text and "positions within the tables" in text
+
+
+COUNTED = TensorInfo("cache_position", (1,), "int64")
+"""A position without a sample axis, as a decoder with a static cache takes it, for one token at a time."""
+
+
+def counted(text: str) -> dict[str, Any]:
+    return {"input_ids": [*map(ord, text)], "cache_position": np.arange(len(text))}
+
+
+def test_a_step_of_one_token_takes_one_position(tmp_path: Path) -> None:
+    data = replace(dataset(tmp_path, cut=1, state=STATE), tokenizer=counted)
+    (batch, *_) = data.splits([INPUTS[0], COUNTED, CACHE], None, 0).calibrate.batches(7)
+    assert batch.inputs["input_ids"].shape == (7, 1)
+    assert batch.inputs[COUNTED.name].tolist() == list(range(7))
+
+
+def test_positions_without_a_sample_axis_need_steps_of_one_token(tmp_path: Path) -> None:
+    data = replace(dataset(tmp_path, cut=3, state=STATE), tokenizer=counted)
+    free = TensorInfo("cache_position", (None,), "int64")
+    with pytest.raises(DataError, match=r"export the model for one token, and set dataset\.cut=1"):
+        next(iter(data.splits([INPUTS[0], free, CACHE], None, 0).calibrate.batches(4)))
+
+
+def test_all_caches_are_carried_by_name(tmp_path: Path) -> None:
+    pairs = {"present.0.key": CACHE.name, "present_1_value": "past_1_value", "present.key": "past.key"}
+    ports = [*INPUTS[:3], *(replace(CACHE, name=name) for name in pairs.values())]
+    splits = dataset(tmp_path, cut=3, state="caches").splits(ports, None, 0)
+    assert splits.state == pairs
+    with pytest.raises(QuantpipeError, match=r"dataset\.state: is caches, and no input has the name of a cache"):
+        dataset(tmp_path, cut=3, state="caches").splits(INPUTS[:3], None, 0)
+    with pytest.raises(QuantpipeError, match="is 'cache'; legal is null, OUTPUT: INPUT pairs, or caches"):
+        dataset(tmp_path, cut=3, state="cache")

@@ -28,7 +28,7 @@ from quantpipe.types import TensorInfo
 
 KEY = "dataset.tokenizer"
 IDS = "input_ids"
-POSITIONS, MASK = "position_ids", "attention_mask"
+POSITIONS, MASK = ("position_ids", "cache_position"), "attention_mask"
 """The names of inputs whose values depend on where a piece of a text begins."""
 
 
@@ -64,7 +64,7 @@ class TextPieces:
                 continue
             first = 0 if self.carried and name == MASK else begin
             part = array[..., first:end]
-            begins_again = name == POSITIONS and not self.carried
+            begins_again = name in POSITIONS and not self.carried
             found[name] = part - part[..., :1] + array[..., :1] if begins_again else part
         return found
 
