@@ -14,9 +14,10 @@ HEADS, KV, SIZE, WIDTH, PLACES = 4, 2, 8, 16, 6
 KINDS = ("key", "value")
 
 
-def attention(*, static: bool = False) -> Net:
-    """Return a net of one attention; a static cache has new positions written in, another one grows."""
-    net = Net(name="static" if static else "grown")
+def attention(how: str = "Concat") -> Net:
+    """Return a net of one attention, whose cache takes new positions by an op: by Concat it grows."""
+    static = how != "Concat"
+    net = Net(name=how, opset=24 if how == "TensorScatter" else 17)
     x = net.input(None, 1, WIDTH)
     pasts = {kind: net.input(None, KV, PLACES if static else None, SIZE, name=f"past.{kind}") for kind in KINDS}
     place = net.input(None, 1, name="place") if static else ""
@@ -24,8 +25,7 @@ def attention(*, static: bool = False) -> Net:
     presents, repeated = {}, {}
     for kind in KINDS:
         new = _heads(net, x, KV, kind)
-        join = _written if static else _grown
-        presents[kind] = join(net, pasts[kind], new, place, kind)
+        presents[kind] = JOINS[how](net, pasts[kind], new, place, kind)
         repeated[kind] = _repeated(net, presents[kind], kind)
     half = net.constant(np.float32(SIZE**-0.25), "half")
     keys = net.node("Transpose", repeated["key"], name="turned", perm=[0, 1, 3, 2])
@@ -63,6 +63,17 @@ def _written(net: Net, past: str, new: str, place: str, kind: str) -> str:
     turned = [net.node("Transpose", value, name=f"{value}_turned", perm=[2, 1, 0, 3]) for value in (past, new)]
     made = net.node("ScatterND", turned[0], "places", turned[1], name=f"{kind}_written", reduction="none")
     return net.node("Transpose", made, name=f"{kind}_back", perm=[2, 1, 0, 3], output=f"present.{kind}")
+
+
+def _placed(net: Net, past: str, new: str, place: str, kind: str) -> str:
+    """As Attention-24 with a cache outside is exported."""
+    if kind == "key":
+        whole = net.node("Cast", place, name="whole", to=7)
+        net.node("Reshape", whole, net.constant(np.int64([-1])), name="rows_at", output="places")
+    return net.node("TensorScatter", past, new, "places", name=f"{kind}_written", axis=2, output=f"present.{kind}")
+
+
+JOINS = {"Concat": _grown, "ScatterND": _written, "TensorScatter": _placed}
 
 
 def _repeated(net: Net, value: str, kind: str) -> str:

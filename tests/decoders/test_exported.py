@@ -13,55 +13,59 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES
 from quantpipe.oprules.cache_paths import caches_of, is_static
-from tests.decoders.exported import KV, PLACES, SIZE, WIDTH, attention
+from tests.decoders.exported import JOINS, KV, PLACES, SIZE, WIDTH, attention
 from tests.decoders.stepping import stated
 from tests.ops.line import ArraySamples, Line, Net, hardware, load, schema_for
 
 DEVICES = [("npu_w8a16", "integer"), ("qnn_htp", "integer"), ("ort_cpu", "qdq")]
 
 
-def samples(static: bool) -> ArraySamples:
+def samples(how: str) -> ArraySamples:
     """Return positions after caches of random numbers."""
     rng = np.random.default_rng(1)
     shapes = {"x": (8, 1, WIDTH), "past.key": (8, KV, PLACES, SIZE), "past.value": (8, KV, PLACES, SIZE)}
     arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    return ArraySamples(arrays | ({"place": np.arange(8, dtype=np.float32)[:, None] % PLACES} if static else {}))
+    return ArraySamples(
+        arrays | ({"place": np.arange(8, dtype=np.float32)[:, None] % PLACES} if how != "Concat" else {})
+    )
 
 
-def graph_of(*, static: bool, device: str | None = None) -> Graph:
+def graph_of(how: str, device: str | None = None) -> Graph:
     declared = hardware(device).ops if device is not None else ()
-    return load(attention(static=static), lambda raw: samples(static), declared=declared)
+    return load(attention(how), lambda raw: samples(how), declared=declared)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["grown", "static"])
-def test_keys_and_values_are_told_apart(static: bool) -> None:
-    graph = graph_of(static=static)
+@pytest.mark.parametrize("how", JOINS)
+def test_keys_and_values_are_told_apart(how: str) -> None:
+    graph = graph_of(how)
     found = {cache.past: cache for cache in caches_of(graph)}
     assert {n: (c.present, c.keys) for n, c in found.items()} == {
         "past.key": ("present.key", True),
         "past.value": ("present.value", False),
     }
-    assert all(is_static(graph, cache) == static for cache in found.values())
+    assert all(is_static(graph, cache) == (how != "Concat") for cache in found.values())
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["grown", "static"])
-def test_the_clean_graph_scales_queries_alone_and_searches_for_nothing(static: bool) -> None:
-    graph, net = graph_of(static=static), attention(static=static)
+@pytest.mark.parametrize("how", JOINS)
+def test_the_clean_graph_scales_queries_alone_and_searches_for_nothing(how: str) -> None:
+    graph, net = graph_of(how), attention(how)
     assert not graph.notes
     assert "IsNaN" not in {n.op for n in graph.nodes}
     assert [n.name for n in graph.nodes if n.op == "Mul"] == ["scores/factor"]
-    every = {n: a[:1] for n, a in samples(static).inputs.items()}
+    every = {n: a[:1] for n, a in samples(how).inputs.items()}
     wanted = ort.InferenceSession(net.proto().SerializeToString()).run(None, every)
     for array, found in zip(wanted, Session(graph.model).run(every).values(), strict=True):
         np.testing.assert_allclose(found, array, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "form"), DEVICES)
-@pytest.mark.parametrize("static", [False, True], ids=["grown", "static"])
-def test_caches_go_on_as_integers(name: str, form: str, static: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "form", "how"),
+    [(*d, how) for d in DEVICES for how in JOINS if (d[0], how) != ("qnn_htp", "TensorScatter")],
+)
+def test_caches_go_on_as_integers(name: str, form: str, how: str) -> None:
     """Steps in plain onnxruntime: each keeps the integers that were there, and adds its own."""
-    graph, spec = graph_of(static=static, device=name), hardware(name)
-    line = Line(graph, spec, schema_for(spec), samples(static))
+    graph, spec = graph_of(how, name), hardware(name)
+    line = Line(graph, spec, schema_for(spec), samples(how))
     plan = line.plan(8)
     assert line.agree(plan, form).differing == 0
     model = line.realize(plan, form).model
@@ -69,6 +73,7 @@ def test_caches_go_on_as_integers(name: str, form: str, static: bool) -> None:
     assert {n: row["holds"] for n, row in rows.items()} == {"past.key": "keys", "past.value": "values"}
     session = ort.InferenceSession(model_bytes(model))
     outputs = [o.name for o in session.get_outputs()]
+    static = how != "Concat"
     length = PLACES if static else 0
     cache = {n: np.full((1, KV, length, SIZE), row["zero_point"], row["stored"]) for n, row in rows.items()}
     rng = np.random.default_rng(3)
@@ -87,8 +92,8 @@ def test_caches_go_on_as_integers(name: str, form: str, static: bool) -> None:
 
 
 def test_a_device_without_the_op_keeps_a_static_cache_in_float() -> None:
-    graph, spec = graph_of(static=True), hardware("tflite_int8", cache="int8")
-    line = Line(graph, spec, schema_for(spec), samples(True))
+    graph, spec = graph_of("ScatterND"), hardware("tflite_int8", cache="int8")
+    line = Line(graph, spec, schema_for(spec), samples("ScatterND"))
     assert not line.topology.caches
     assert "tflite_int8 does not declare ScatterND" in line.topology.real_caches["past.key"]
 

@@ -17,7 +17,7 @@ SELECTING = ("Gather", "Slice")
 
 
 def sizes_known(model: ir.Model, infer: Infer) -> ir.Model:
-    """Return the model with every known size that it takes from a Shape as a constant; itself where there is none."""
+    """Return the model with the known sizes that it takes from a Shape as constants; itself without such sizes."""
     if not any(_shape_of(node) for node in model.graph):
         return model
     copy = copied(model)
