@@ -207,6 +207,21 @@ def _float_readers(context: Context, tensor: str) -> list[Node]:
     return found
 
 
+TYPED_OPSET = 21
+"""The first in which a QuantizeLinear names the type of its result."""
+
+
+def becomes_unsigned(context: Context, tensor: str) -> bool:
+    """Return whether onnxruntime would quantize a tensor of int8 again after a float node that moves it.
+
+    It writes the type of int8 into the new node, then changes the zero point to uint8, and loads its own graph no more
+    (1.32, extended optimizations).
+    """
+    dtype = context.plan.quantizers[tensor].dtype
+    moved = any(rule_of(r) is not None and rule_of(r).family is Family.MOVE for r in _float_readers(context, tensor))
+    return dtype.signed and dtype.bits == 8 and context.opset >= TYPED_OPSET and moved
+
+
 def stored_name(kernel: Kernel) -> str:
     """Name of the value that carries a kernel's result."""
     return f"{kernel.output}_q" if kernel.form is Form.QUANTIZED else f"{kernel.output}_acc"
