@@ -11,6 +11,7 @@ import yaml
 
 from quantpipe.app import compose
 from quantpipe.app.instances import make
+from quantpipe.app.model_options import refuse_custom_ops_of_run
 from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
@@ -81,6 +82,7 @@ def settings_of_run(
             f"the run was made with plugins=[{','.join(wanted)}]; give that on the command line, if you trust them",
             where=key,
         )
+    refuse_custom_ops_of_run((config.get("model") or {}).get("custom_ops"), Path.cwd(), key)
     config |= {"command": "run", "strategy": None, "tracking": {"_target_": "quantpipe.tracking.NullTracker"}}
     config |= {"replay": {}, "search": {**(config.get("search") or {}), "start": None}}
     launch = Launch(Path.cwd(), folder.absolute(), {}, f"{key}={folder}", given=objects)

@@ -22,6 +22,10 @@ ROLES = {
 }
 """Key -> the method that makes a class one for this place."""
 
+CONFIGURED = ("quantpipe.data.sources", "quantpipe.calibrate.estimators", "quantpipe.search.algorithms",
+              "quantpipe.scoring.workers", "quantpipe.tracking")  # fmt: skip
+"""Packages of quantpipe whose classes are made for options. Others write files, or start something, when made."""
+
 _RULES = re.compile(r"threshold\.rules\[\d+\]\.use")
 """What a rule uses is an estimator, as that of the option is."""
 
@@ -75,12 +79,23 @@ def _check_target(target: str, key: str, plugins: Sequence[str]) -> None:
             where=f"{key}._target_",
         )
     method = ROLES.get(_RULES.sub("threshold.activations", key))
-    if isinstance(found, type) and method is not None and not any(method in vars(kind) for kind in found.__mro__):
+    if isinstance(found, type) and method is not None and not _has(found, method):
         raise ConfigError(
             f"the target {target!r} is not allowed here: it has no {method}; legal is a class such as those that "
             f"the options of {key.split('.')[0]} name",
             where=f"{key}._target_",
         )
+    made = isinstance(found, type) and any(_has(found, role) for role in ROLES.values())
+    if home_of(found) == OWN and not (made and f"{found.__module__}.".startswith(tuple(f"{c}." for c in CONFIGURED))):
+        raise ConfigError(
+            f"the target {target!r} is not allowed: it is not made for options; of {OWN}, legal are the classes that "
+            f"options name, in {', '.join(CONFIGURED)}",
+            where=f"{key}._target_",
+        )
+
+
+def _has(kind: type, method: str) -> bool:
+    return any(method in vars(base) for base in kind.__mro__)
 
 
 def _refuse_unknown_options(node: Any, key: str) -> None:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, Node, OmegaConf, flag_override
 
 from quantpipe.app.conceal_passwords import learn_environment, referred, shown
 from quantpipe.app.outlets import guard
-from quantpipe.app.targets import load_dotted, refuse_plugins
+from quantpipe.app.targets import OWN, home_of, load_dotted, refuse_plugins
 from quantpipe.errors import ConfigError
 from quantpipe.passwords import conceal, secrets_in, without_passwords
 
@@ -110,6 +110,9 @@ def _check_target(node: Any, key: str, plugins: Sequence[str], kind: type | None
                 f"{f' derived from {kind.__module__}.{kind.__name__}' if kind else ''}",
                 where=f"{key}._target_",
             )
+        if kind is None and home_of(found) == OWN:
+            raise ConfigError(f"the target {node['_target_']!r} is not allowed as an argument; legal are classes of "
+                              f"{', '.join((*plugins, *HYDRA))}", where=f"{key}._target_")  # fmt: skip
     for name, value in node.items():
         _check_target(value, f"{key}.{name}", plugins, None)
 

@@ -24,7 +24,7 @@ from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
 from quantpipe.app.hardware_place import load_located
 from quantpipe.app.instances import make
-from quantpipe.app.model_options import install_custom_ops, read_fixed, read_keep, read_random
+from quantpipe.app.model_options import install_custom_ops, read_fixed, read_keep, read_random, refuse_custom_ops
 from quantpipe.app.named_functions import functions_of, objective_function
 from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
@@ -140,6 +140,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """
     check_shape(_plain(config), (*GROUPS, *KEYS))
     refuse_plugins(_expect(_plain(config)["plugins"], ("",), "plugins"), overrides_of(hydra_config))
+    refuse_custom_ops(_plain(config)["model"].get("custom_ops"), overrides_of(hydra_config))
     _refuse_beside_explain(str(config.command), overrides_of(hydra_config))
     cwd = Path(hydra_config.runtime.cwd)
     folder = Path(hydra_config.runtime.output_dir).absolute()
@@ -162,13 +163,13 @@ def _hardware_file(name: str, hydra_config: HydraConf) -> Path | None:
 
 def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
     """Raise ConfigError for keys that `command=explain` would ignore: the run's own configuration is in its folder."""
-    legal = ("command", "explain.", "check.format", "plugins", "verbosity", "hydra.")
+    legal = ("command", "explain.", "check.format", "plugins", "model.custom_ops", "verbosity", "hydra.")
     other = [text for text in overrides if not text.lstrip("+").startswith(legal)]
     elsewhere = any(text.lstrip("+").startswith(("explain.file=", "strategy=")) for text in overrides)
     if command == "explain" and other and not elsewhere:
         raise ConfigError(
             "has no meaning with explain.run=FOLDER, as command=explain takes the configuration from the folder of the "
-            "run; legal are explain.*, check.format and plugins",
+            "run; legal are explain.*, check.format, plugins and model.custom_ops",
             where=other[0].lstrip("+~").partition("=")[0],
         )
 

@@ -16,7 +16,8 @@ KEY = "model.custom_ops"
 GETTER = "get_library_path"
 """The function by which a Python package names its library, as onnxruntime_extensions does."""
 
-_USED: dict[str, None] = {}
+_USED: dict[str, str] = {}
+"""File -> how it was named."""
 
 
 def use_custom_ops(libraries: Collection[str]) -> None:
@@ -26,12 +27,17 @@ def use_custom_ops(libraries: Collection[str]) -> None:
     one that does not exist.
     """
     for library in libraries:
-        _USED.setdefault(_file(library))
+        _USED.setdefault(_file(library), library)
 
 
 def custom_ops() -> tuple[str, ...]:
     """Return the libraries in use: what another process needs for `use_custom_ops`."""
     return tuple(_USED)
+
+
+def in_use(library: str) -> bool:
+    """Return whether a file or package is among the libraries in use; nothing is imported."""
+    return library in _USED.values() or str(Path(library).expanduser().resolve()) in _USED
 
 
 def register_custom_ops(options: Any) -> None:

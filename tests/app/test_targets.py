@@ -147,6 +147,24 @@ def test_a_class_must_be_one_for_its_place(key: str, target: str) -> None:
         make({"_target_": target}, key)
 
 
+@pytest.mark.parametrize("key", ["workers", "cooling", "nested.deeper", "list"])
+def test_a_class_that_writes_files_is_no_argument(key: str, tmp_path: Path) -> None:
+    """Hydra makes arguments before the class that gets them: a handler of logs would empty its file."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    handler: Any = {"_target_": "quantpipe.app.mainlog.LogFile", "filename": str(victim), "mode": "w"}
+    name, _, deeper = key.partition(".")
+    argument = {deeper: handler} if deeper else [handler] if key == "list" else handler
+    with pytest.raises(ConfigError, match="it is not made for options"):
+        make({"_target_": "quantpipe.scoring.workers.Process", name: argument}, "executor")
+    assert victim.read_text() == "precious"
+
+
+def test_an_option_s_class_may_be_an_argument() -> None:
+    inner = {"_target_": "quantpipe.calibrate.estimators.MSE"}
+    assert make({"_target_": "quantpipe.calibrate.estimators.OutputError", "base": inner}, "threshold.activations")
+
+
 def test_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_homes.py").write_text(
         "import os\nfrom functools import cache, partial, wraps\n"

@@ -138,6 +138,8 @@ HOSTILE = {
     "through": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.graph.execute.os.system\n",
     "nested": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.app.sweep.SweepEnd\n      y:\n"
     "        - _target_: subprocess.run\n",
+    "written": "hydra:\n  callbacks:\n    x:\n      _target_: quantpipe.app.sweep.SweepEnd\n      y:\n"
+    "        _target_: quantpipe.app.mainlog.LogFile\n        filename: '{file}'\n",
     "launcher": "hydra:\n  launcher:\n    _target_: subprocess.Popen\n",
     "hydra's own": "hydra:\n  callbacks:\n    x:\n      _target_: hydra.utils.instantiate\n",
     "logging": "hydra:\n  job_logging:\n    handlers:\n      x:\n        (): subprocess.Popen\n"

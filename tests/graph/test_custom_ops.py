@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +14,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import quantpipe
+from quantpipe.app.explain import settings_of_run
+from quantpipe.app.model_options import refuse_custom_ops, refuse_custom_ops_of_run
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph import custom_ops
 from quantpipe.graph.load import load_graph
+from quantpipe.version import __version__
+from tests.app.configured import settings_of
 
 DOMAIN = "ai.onnx.contrib"
 X = np.random.default_rng(0).standard_normal((64, 3, 8, 8)).astype(np.float32)
@@ -138,3 +143,34 @@ def test_the_code_that_loads_a_file_registers_the_library(monkeypatch: pytest.Mo
     monkeypatch.setattr(custom_ops, "_USED", {str(tmp_path / "ours.so"): None})
     assert 'options.register_custom_ops_library("ours.so")' in loading_code("model.onnx", {}, graph, {})
     assert "the custom ops of ours.so registered" in how_to_run("model.onnx", {}, spec)
+
+
+@pytest.mark.parametrize("given", ["own.so", ["a.so", "own_package"]])
+def test_only_the_command_line_allows_a_library(given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library runs code when it is loaded: an option or an experiment from elsewhere must not name one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.so", "a.so"):
+        Path(name).write_bytes(b"no library")
+    Path("own_package.py").write_text("raise AssertionError('nothing of it is run before it is allowed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^model\.custom_ops: is .* in a configuration file, but only the command"):
+        refuse_custom_ops(given, ["model=digits", "model.fixed.custom_ops=3"])
+    refuse_custom_ops(given, [f"++model.custom_ops={given}"])
+    refuse_custom_ops(None, [])
+    with pytest.raises(ConfigError, match=r"^runs: the run was made with model\.custom_ops="):
+        refuse_custom_ops_of_run(given, tmp_path, "runs")
+    assert not custom_ops.custom_ops()
+
+
+def test_settings_with_a_library_of_a_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantpipe.app.settings.overrides_of", lambda _: ["model=digits"])
+    with pytest.raises(ConfigError, match="only the command line may allow code"):
+        settings_of("model=digits", f"model.custom_ops={tmp_path}/own.so")
+
+
+def test_a_run_s_folder_names_no_library(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {custom_ops: own.so}\ndataset: {_target_: x}\n")
+    (tmp_path / "evaluate").mkdir()
+    (tmp_path / "evaluate" / "report.json").write_text(json.dumps({"version": __version__}))
+    with pytest.raises(ConfigError, match=r"^explain\.run: the run was made with model\.custom_ops=own\.so"):
+        settings_of_run(tmp_path, plugins=[])
