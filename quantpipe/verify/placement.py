@@ -30,6 +30,8 @@ def check_placement(model: Model, plan: Mapping[str, Any]) -> None:
     windows = {_held(s["numbers"]) for s in steps} - {None}
     behind: dict[str, int] = {}  # axes behind that of the channels, by value
     for node in model.nodes:
+        if id(node) in model.seen_nodes and (node.op_type in LAST or is_elementwise(node)):
+            _expect_no_axis_added(model, node)
         found = {behind[i] for i in node.input if i in behind}
         if node.op_type in LAST:
             found = {0}
@@ -42,6 +44,19 @@ def check_placement(model: Model, plan: Mapping[str, Any]) -> None:
             found |= {_behind(model, node, v) for v in numbers if _held(model.constant(v)) not in windows}
             expect(len(found) < 2, node.name, "its numbers per channel lie along another axis than the channels")
         behind.update(dict.fromkeys(node.output, min(found)) if len(found) == 1 else {})
+
+
+def _expect_no_axis_added(model: Model, node: onnx.NodeProto) -> None:
+    """A constant with more axes than what it is combined with would give the result further axes in front."""
+    read = [model.shapes.get(i) for i in node.input if i and not model.is_constant(i)]
+    known = [len(shape) for shape in read if shape is not None]
+    if node.op_type in OTHERWISE or not read or len(known) < len(read):
+        return
+    most = max(known)
+    for value in node.input:
+        constant = bool(value) and model.is_constant(value)
+        more = constant and model.constant(value).ndim > most
+        expect(not more, node.name, f"its constant {value} has more axes than what it changes")
 
 
 def _is_integers(model: Model, weight: str) -> bool:

@@ -32,11 +32,11 @@ def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Seque
 
     `nodes`: the model's nodes that it consists of, in any order.
     """
-    plan, shapes = numbers.kernels[node], numbers.claims[node].get("program", {}).get("shapes")
+    plan = numbers.kernels[node]
     tensors = [read["tensor"] for read in plan["reads"]]
-    if shapes is None or any(math.prod(shape) > MOST_ELEMENTS for shape in shapes) or _by_channel(plan):
-        return  # of an earlier version; too large; narrowed by channels, which only the graph places
-    expect(len(shapes) == len(tensors), node, "the certificate has another number of operands")
+    shapes = _shortened(numbers, node, tensors, _shapes(numbers, node, tensors))
+    if not shapes or any(math.prod(shape) > MOST_ELEMENTS for shape in shapes) or _by_channel(plan):
+        return  # of free axes; of longer rows; narrowed by channels, which only the graph places
     _expect_numbers(numbers, node, nodes)
     evaluator = _evaluator(numbers, node, nodes)
     for drawn in _drawn(numbers, dict(zip(tensors, shapes, strict=True))):
@@ -53,6 +53,38 @@ def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Seque
         for number, (step, value) in enumerate(zip(plan["steps"], steps, strict=True)):
             there = step["op"] == "constant" or (value.shape, np.ascontiguousarray(value).tobytes()) in held
             expect(there, node, f"no node of the model makes of drawn rows what its step {number} ({step['op']}) makes")
+
+
+def _shapes(numbers: ClaimedNumbers, node: str, tensors: Sequence[str]) -> list[list[int]]:
+    """Return the shapes of the operands of one sample: those of the certificate, or else of the model; [] if free.
+
+    A certificate cannot choose others than the model has: nothing would be compared with too large ones.
+    """
+    claimed = numbers.claims[node].get("program", {}).get("shapes")
+    held = [numbers.model.shapes.get(numbers.value(tensor)) for tensor in tensors]
+    if claimed is None:
+        known = [[1, *shape[1:]] for shape in held if shape is not None and shape and None not in shape[1:]]
+        return [[int(size or 0) for size in shape] for shape in known] if len(known) == len(held) else []
+    expect(len(claimed) == len(tensors), node, "the certificate has another number of operands")
+    for shape, found in zip(claimed, held, strict=True):
+        same = found is None or (
+            len(shape) == len(found) and all(b in (None, a) for a, b in zip(shape[1:], found[1:], strict=True))
+        )
+        expect(same, node, f"its operand has the axes {found}, the certificate names {shape}")
+    return [list(shape) for shape in claimed]
+
+
+def _shortened(numbers: ClaimedNumbers, node: str, tensors: Sequence[str], shapes: list[list[int]]) -> list[list[int]]:
+    """Return shapes of large operands with at most two rows along each axis that no step and no constant names."""
+    steps = numbers.kernels[node]["steps"]
+    if all(math.prod(shape) <= MOST_ELEMENTS for shape in shapes) or any(s["op"] == "squeeze" for s in steps[:-1]):
+        return shapes
+    rank = max(len(shape) for shape in shapes)
+    named = {axis - rank if axis >= 0 else axis for step in steps for axis in _axes(step)}
+    held = [np.shape(s["numbers"]) for s in steps if "numbers" in s and s["op"] not in ("table", "clip", "matmul")]
+    held += [tuple(shape) for t, shape in zip(tensors, shapes, strict=True) if t in numbers.plan["constants"]]
+    named |= {at - len(shape) for shape in held for at, size in enumerate(shape) if size > 1}
+    return [[n if at - len(shape) in named else min(n, 2) for at, n in enumerate(shape)] for shape in shapes]
 
 
 def _expect_numbers(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProto]) -> None:

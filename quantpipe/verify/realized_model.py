@@ -5,6 +5,7 @@ It remembers which nodes and constants were looked at, so that what no check has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,8 @@ ALL = slice(None)
 
 FURTHER = "Reshape"
 """An int8 weight that several nodes read goes to each further one by way of such a node, to its own shape."""
+SHAPES = 64
+"""Elements of an int64 constant that may be a shape or a list of axes."""
 COPY = "/reader"
 """What follows the name of a weight in the name of a copy for a further reader, and a number after it."""
 
@@ -68,6 +71,25 @@ class Model:
     def unread(self) -> frozenset[str]:
         """Return initializers that no node reads."""
         return self.initializers - {i for n in self.nodes for i in n.input}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Return the axes of each value as far as ONNX's shape inference finds them, constants included."""
+        named = onnx.TensorProto.INT64
+        held = {n: t for n, t in self._protos.items()
+                if t.data_type == named and math.prod(t.dims) <= SHAPES and not t.external_data}  # fmt: skip
+        ports = [onnx.helper.make_tensor_value_info(n, t.data_type, list(t.dims))
+                 for n, t in self._protos.items() if n not in held]  # fmt: skip
+        graph = onnx.helper.make_graph(
+            self.nodes, "ranks", [*self._folder.model.graph.input, *ports], [], list(held.values())
+        )
+        try:
+            found = onnx.shape_inference.infer_shapes(onnx.helper.make_model(graph, opset_imports=self.opsets)).graph
+        except Exception as error:  # of the inference, which has several families
+            raise Wrong("model.onnx", f"its shapes cannot be inferred ({type(error).__name__})") from None
+        ports = [v for v in (*found.value_info, *found.input) if v.type.tensor_type.HasField("shape")]
+        made = {v.name: tuple(d.dim_value or None for d in v.type.tensor_type.shape.dim) for v in ports}
+        return {n: tuple(t.dims) for n, t in self._protos.items()} | made
 
     def is_constant(self, value: str) -> bool:
         """Return whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are).

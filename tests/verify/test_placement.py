@@ -57,6 +57,28 @@ def test_numbers_of_channels_lie_along_channels(spec: str, kind: str, tmp_path: 
         assert wrong is not None and "along another axis" in wrong, number
 
 
+@pytest.mark.parametrize("kind", ["conv", "dense"])
+@pytest.mark.parametrize("spec", ["ort_cpu", "tflite_int8"])
+def test_a_constant_adds_no_axis(spec: str, kind: str, tmp_path: Path) -> None:
+    """One more axis of length 1 in front changes no number; the result has it, too."""
+    made = line(net(kind), spec)
+    root = write(made, made.plan(), "integer", tmp_path / "run")
+    path = root / "realize" / "model.onnx"
+    original, changed = path.read_bytes(), 0
+    for number, tensor in enumerate(onnx.load(path).graph.initializer):
+        model = onnx.load_from_string(original)
+        readers = [n.op_type for n in model.graph.node if tensor.name in n.input]
+        if not readers or not {*readers} <= {"Add", "Mul", "Sub", "BitShift", "MatMulInteger"}:
+            continue
+        dims = model.graph.initializer[number].dims
+        dims[:] = [*[1] * (5 - len(dims)), *dims]
+        path.write_bytes(model.SerializeToString())
+        refreshed(root)
+        assert verify_folder(root).wrong is not None, tensor.name
+        changed += 1
+    assert changed
+
+
 def test_numbers_of_windows_lie_along_their_axes(tmp_path: Path) -> None:
     """Windows that leave a map at two sides alone: their numbers of elements, turned, are another function."""
     made = Net(3)

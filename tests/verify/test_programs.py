@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quantpipe.verify import verify_folder
+from quantpipe.verify import programs, verify_folder
 from tests.ops.test_every_op import line_of
 from tests.verify.folders import changed, constants, read, refreshed, with_constant, write
 
@@ -67,6 +67,46 @@ def test_another_op_is_found(name: str, spec: str, tmp_path: Path) -> None:
         assert found(root).startswith((f"{node}: ", f"{made.name}: ")), made.name
         planted += 1
     assert planted
+
+
+def planted(root: Path, node: str) -> str:
+    """What is found where an op of the program is another one."""
+    path = root / "realize" / "model.onnx"
+    model = onnx.load(path)
+    made = next(n for n in model.graph.node if n.name.startswith(f"{node}/step") and n.op_type in ("Mul", "ReduceMax"))
+    made.op_type = {"Mul": "Sub", "ReduceMax": "ReduceMin"}[made.op_type]
+    path.write_bytes(model.SerializeToString())
+    refreshed(root)
+    return found(root)
+
+
+@pytest.mark.parametrize(("name", "spec"), [("softmax_last", "tflite_int8"), ("local_response", "qnn_htp")])
+def test_large_operands_are_drawn_with_fewer_rows(
+    name: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, node = written(name, spec, tmp_path)
+    monkeypatch.setattr(programs, "MOST_ELEMENTS", 30)
+    assert verify_folder(root).wrong is None
+    assert planted(root, node).startswith((f"{node}: ", f"{node}/step"))
+
+
+@pytest.mark.parametrize(("name", "spec"), [("softmax_last", "tflite_int8"), ("local_response", "qnn_htp")])
+def test_the_certificate_decides_not_what_is_drawn(name: str, spec: str, tmp_path: Path) -> None:
+    """Shapes that it leaves out are the model's; others than the model has, however large, are found."""
+    root, node = written(name, spec, tmp_path)
+    shapes = read(root, "certificate.json")["kernels"][node]["program"]["shapes"]
+
+    def large(content: Any) -> None:
+        content["kernels"][node]["program"]["shapes"] = [[1, *(5000 for _ in shape[1:])] for shape in shapes]
+
+    def left_out(content: Any) -> None:
+        del content["kernels"][node]["program"]
+
+    changed(root, "certificate.json", large)
+    assert "its operand has the axes" in found(root)
+    changed(root, "certificate.json", left_out)
+    assert verify_folder(root).wrong is None
+    assert planted(root, node).startswith((f"{node}: ", f"{node}/step"))
 
 
 def test_steps_of_the_plan_are_held_against_their_bounds(tmp_path: Path) -> None:
