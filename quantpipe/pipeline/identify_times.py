@@ -94,7 +94,7 @@ def _opened(settings: Settings, console: Console) -> _Run:
 def _measured_here(runs: Mapping[str, _Run], console: Console, repeats: int) -> str:
     """Return a CSV file of the layers' times in onnxruntime, by its profiler on one thread.
 
-    All networks are measured in turn, `ROUNDS` times; the lower quartile of each layer's rounds counts, so that other
+    All networks are measured in turn, `ROUNDS` times, and the lower quartile of each layer's rounds counts. So other
     work on the machine disturbs no layer and no network as a whole.
     """
     text = io.StringIO()

@@ -1,8 +1,7 @@
 """Write the integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts.
 
 It shows op by op the arithmetic of an accelerator without a multiplier after its array (VTA). Hardware with float
-multipliers gets Mul and Round in float32 instead of the shift, hardware with fixed-point ones a multiplication in int64
-(`lowering/integers.py` shows how ONNX shifts signed integers).
+multipliers gets Mul and Round in float32 instead of the shift, hardware with fixed-point ones a multiplication in int64.
 """
 
 from __future__ import annotations
@@ -355,10 +354,7 @@ class Integer(Stored):
         bound: int,
         rounding: str = Rounding.HALF_UP,
     ) -> ir.Value:
-        """Write v / 2^shift on int32, rounded.
-
-        A negative shift goes to the left; 0 writes nothing. |v| <= `bound`.
-        """
+        """Write v / 2^shift on int32, rounded; |v| <= `bound`. A negative shift goes to the left; 0 writes nothing."""
         b = context.builder
         if shift == 0:
             return value

@@ -56,7 +56,7 @@ def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Seque
 
 
 def _shapes(numbers: ClaimedNumbers, node: str, tensors: Sequence[str]) -> list[list[int]]:
-    """Return the shapes of the operands of one sample: those of the certificate, or else of the model; [] if free.
+    """Return the shapes of the operands of one sample, by the certificate or else by the model; [] if free.
 
     A certificate cannot choose others than the model has: nothing would be compared with too large ones.
     """

@@ -68,7 +68,7 @@ def test_local_responses(
     what, data = LocalResponse(size, 10.0 ** logs[0], exponent, 10.0 ** logs[1]), grid(dtype, scale)
     maps = rows[..., None, None]
     writer = ProgramWriter("n", [(data.low, data.high)])
-    last, step = local_response_normalized(writer, data, what, maps.shape, 0.0)
+    last, step = local_response_normalized(writer, data, what, maps.shape, finest=0.0)
     assert last.peak < 1 << 31, "the accumulator is one of 32 bits"
     real, channels = maps * np.float64(data.scale), maps.shape[1]
     sums = np.zeros_like(real)

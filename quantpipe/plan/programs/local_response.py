@@ -21,7 +21,7 @@ QUOTIENT_BITS = 26
 
 
 def local_response_normalized(
-    writer: ProgramWriter, data: Quantizer, what: LocalResponse, shape: Sequence[int], finest: float
+    writer: ProgramWriter, data: Quantizer, what: LocalResponse, shape: Sequence[int], *, finest: float
 ) -> tuple[ProgramValue, float]:
     """Write x / (bias + alpha / size · Σ x²)^exponent of `[N, C, ...]`; return its last value and its real step.
 

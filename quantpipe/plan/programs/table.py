@@ -103,7 +103,7 @@ def _finest(builder: PlanBuilder, kernel: Kernel) -> float:
 def _local_response(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
     shape = builder.graph.shapes[node.inputs[0]]
-    return local_response_normalized(writer, data, local_response(node), shape, _finest(builder, kernel))
+    return local_response_normalized(writer, data, local_response(node), shape, finest=_finest(builder, kernel))
 
 
 def _division(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
