@@ -354,7 +354,7 @@ class Integer(Stored):
         bound: int,
         rounding: str = Rounding.HALF_UP,
     ) -> ir.Value:
-        """Write v / 2^shift on int32, rounded; |v| <= `bound`. A negative shift goes to the left; 0 writes nothing."""
+        """Write v / 2^shift on int32, rounded; |v| <= `bound`. Below 0 it goes to the left; 0 writes nothing."""
         b = context.builder
         if shift == 0:
             return value
