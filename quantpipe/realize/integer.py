@@ -1,7 +1,7 @@
 """Write the integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts.
 
 It shows op by op the arithmetic of an accelerator without a multiplier after its array (VTA). Hardware with float
-multipliers gets Mul and Round in float32 instead of the shift, hardware with fixed-point ones a multiplication in int64.
+multipliers gets Mul and Round in float32 instead of the shift, with fixed-point ones a multiplication in int64.
 """
 
 from __future__ import annotations
