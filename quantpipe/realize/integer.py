@@ -50,6 +50,7 @@ class Integer(Stored):
 
     name = "integer"
     integer_accumulators = True
+    without_options = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,12 +67,6 @@ class Integer(Stored):
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self._clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
         }
-
-    def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Write the real values of a stored tensor, float32."""
-        if fr.becomes_unsigned(context, tensor):
-            return self._multiplied(context, context.plan.quantizers[tensor], value)
-        return super().dequantize(context, tensor, value)
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the narrowing of an accumulator to its stored integers."""

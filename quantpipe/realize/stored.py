@@ -37,6 +37,9 @@ from quantpipe.types import (
 class Stored:
     """Write conversions and data movement on stored integers; a base for the realized forms."""
 
+    without_options = False
+    """Whether onnxruntime runs int8 tensors of the form without a session option for them."""
+
     def __init__(self) -> None:
         self._packed: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
@@ -55,7 +58,8 @@ class Stored:
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the real values of a stored tensor, float32."""
         q = context.plan.quantizers[tensor]
-        if fr.must_stay_real(context, tensor):
+        unsigned = self.without_options and fr.becomes_unsigned(context, tensor)
+        if unsigned or fr.must_stay_real(context, tensor):
             return self._multiplied(context, q, value)
         return context.builder.op(
             "DequantizeLinear", value, *self.grid(context, q), name=f"{tensor}/dequantize", output=tensor, claim=True

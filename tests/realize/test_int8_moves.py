@@ -23,9 +23,10 @@ def net(opset: int) -> Net:
     return made
 
 
+@pytest.mark.parametrize(("device", "form"), [("tflite_int8", "integer"), ("tensorrt_both", "qoperator")])
 @pytest.mark.parametrize("opset", [17, 21, 23])
-def test_a_default_session_loads_what_moves_int8_in_float(opset: int) -> None:
-    here = line(net(opset), "tflite_int8")
+def test_a_default_session_loads_what_moves_int8_in_float(device: str, form: str, opset: int) -> None:
+    here = line(net(opset), device)
     plan = here.plan(8)
-    ort.InferenceSession(model_bytes(here.realize(plan, "integer").model))
-    assert here.agree(plan, "integer").differing == 0
+    ort.InferenceSession(model_bytes(here.realize(plan, form).model))
+    assert here.agree(plan, form).differing == 0
