@@ -24,6 +24,7 @@ class QOperator(Stored):
     """Write the QOperator form, which needs float multipliers, as its kernels do."""
 
     name = "qoperator"
+    without_options = True
     integer_accumulators = False
 
     def __init__(self) -> None:
