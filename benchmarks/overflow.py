@@ -1,4 +1,4 @@
-"""What overflow costs on CIFAR-10 ResNet-20, and what gives it back: the two tables of docs/hardware.md.
+"""What overflow costs on CIFAR-10 ResNet-20, and what gives it back.
 
 Every line is a run of the program itself, its command printed beside it. Accumulators of 16 bits that wrap
 (hago_int16_acc), at 8 bits everywhere and searched (experiments=int16_overflow); pairs of uint8 x int8 products that

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantpipe.app.compose import option
 from quantpipe.hardware.shorthand import spread
+from quantpipe.report.compatibility import chip_line
 from website.configuration import CONF
 
 
@@ -18,8 +19,8 @@ def page() -> str:
     }  # what a file is like is laid under it
     rows = [_row(name, one) for name, one in content.items()]
     table = [
-        "| option | device | requantizes by | scales | weights | form | schema | ops in integers |",
-        "|---|---|---|---|---|---|---|---|",
+        "| option | device | description | requantizes by | scales | weights | form | schema | ops in integers |",
+        "|---|---|---|---|---|---|---|---|---|",
         *rows,
     ]
     return "\n".join(
@@ -41,6 +42,7 @@ def _row(name: str, content: dict[str, Any]) -> str:
     grain = ", ".join(weights.get("granularity", []))
     cells = [
         f"[`{name}`](#{name})",
+        chip_line(content["device"]),
         content["description"],
         f"`{kind}`",
         f"`{content['scales']}`",

@@ -20,7 +20,9 @@ def table() -> str:
     rows = ["| op | family | in integers on |", "|---|---|---|"]
     for op in sorted(OP_RULES):
         on = [s.name for s in specs if any(r.is_integer for r in s.declared.get(op, ()))]
-        rows.append(f"| {op} | {OP_RULES[op].family} | {', '.join(on) or 'any device that declares it'} |")
+        off = [s.name for s in specs if s.name not in on]
+        shorter = f"all but {', '.join(off)}" if len(off) < len(on) else ", ".join(on)
+        rows.append(f"| {op} | {OP_RULES[op].family} | {shorter or 'any device that declares it'} |")
     rows += ["", "| ops that always stay in float | reason |", "|---|---|"]
     reasons: dict[str, list[str]] = {}
     for op, reason in FLOAT_OPS.items():
