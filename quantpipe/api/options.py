@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     """Name the options of a run in addition to model, samples and hardware.
 
     A group (the first twelve) is the name of an option, or a mapping of its keys, of which `option` chooses among the
-    files of conf/. The others are values, or mappings of the keys that docs/configuration.md lists.
+    files of conf/. The others are values, or mappings of keys, as these files have them.
 
     Attributes:
         schema: How ranges become scales.

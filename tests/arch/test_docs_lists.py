@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -53,13 +52,6 @@ def test_the_readme_counts_and_claims_what_there_is() -> None:
     later = " ".join(re.findall(r"\| ([^|]*) \|$", text, re.M))
     for done in ("weights with a zero point", "as choices of the search", "first output"):
         assert done not in later
-
-
-def test_every_key_of_the_data_sets_is_explained() -> None:
-    page = section("docs/configuration.md", "Group `dataset`")
-    for path in (CONF / "dataset").glob("*.yaml"):
-        for key in yaml.safe_load(path.read_text()):
-            assert key.startswith("_") or f"dataset.{key}" in page, (path.name, key)
 
 
 def test_exit_codes_stand_with_the_keys_and_are_those_of_check_and_lint() -> None:

@@ -138,11 +138,9 @@ def test_the_other_references_name_all_there_is() -> None:
 def test_the_tables_of_the_configuration_page_are_those_of_conf() -> None:
     text = key_tables.PAGE.read_text(encoding="utf-8")
     assert key_tables.filled(text) == text, "run python -m website.key_tables"
-    assert text.count("<!-- keys: ") + text.count("<!-- options: ") == text.count("<!-- end -->") > 25
-    changed = text.replace("| `annotate.min_bits` | `4` |", "| `annotate.min_bits` | `5` |")
+    assert text.count("<!-- options: ") == text.count("<!-- end -->") >= 4
+    changed = text.replace("`search.algorithm.rounds` `20`", "`search.algorithm.rounds` `21`")
     assert changed != text and key_tables.filled(changed) == text
-    listed = set(re.findall(r"^\| `([a-z_.]+)` \|", text, re.M))
-    assert {key.name for key in configuration._top_keys()} <= listed
 
 
 def test_figures_are_what_the_results_say() -> None:
