@@ -13,7 +13,7 @@ import yaml
 
 import quantpipe
 from quantpipe import errors
-from website import configuration, figures, hardware, interfaces, key_tables, pages
+from website import artifact_tables, configuration, figures, hardware, interfaces, key_tables, pages
 from website.lists import indented_by_four
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,6 +141,32 @@ def test_the_tables_of_the_configuration_page_are_those_of_conf() -> None:
     assert text.count("<!-- options: ") == text.count("<!-- end -->") >= 4
     changed = text.replace("`search.algorithm.rounds` `20`", "`search.algorithm.rounds` `21`")
     assert changed != text and key_tables.filled(changed) == text
+
+
+def test_the_keys_of_the_artifacts_page_are_those_of_the_types() -> None:
+    text = artifact_tables.PAGE.read_text(encoding="utf-8")
+    assert artifact_tables.filled(text) == text, "run python -m website.artifact_tables, and add the meanings"
+    assert artifact_tables.undescribed(text) == []
+    assert text.count("<!-- keys: ") == text.count("<!-- end -->") >= 25
+
+
+PLANTED_IN_ARTIFACTS = {
+    "a key is left out": ("| `doubts` |", "| `scruples` |", ["RunReport.doubts"]),
+    "a key without a meaning": (
+        "| `stopped` | `done`, `budget`, `target`, `interrupted` |",
+        "| `stopped` |  |",
+        ["SearchReport.stopped"],
+    ),
+    "a part's key is not named": ("`threads`, `processor`; batch 1", "`processor`; batch 1", ["LatencyPart.threads"]),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED_IN_ARTIFACTS)
+def test_a_key_that_the_artifacts_page_does_not_describe_is_found(case: str) -> None:
+    text = artifact_tables.PAGE.read_text(encoding="utf-8")
+    right, wrong, lost = PLANTED_IN_ARTIFACTS[case]
+    assert right in text
+    assert artifact_tables.undescribed(artifact_tables.filled(text.replace(right, wrong, 1))) == lost
 
 
 def test_figures_are_what_the_results_say() -> None:
