@@ -13,7 +13,7 @@ import yaml
 
 import quantpipe
 from quantpipe import errors
-from website import artifact_tables, configuration, figures, hardware, interfaces, key_tables, pages
+from website import artifact_tables, configuration, figures, hardware, interfaces, pages
 from website.lists import indented_by_four
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,14 +133,6 @@ def test_the_other_references_name_all_there_is() -> None:
     assert [name for name in quantpipe.__all__ if f"quantpipe.api.{name}\n" not in api] == ["__version__"]
     lines = interfaces.command_line()
     assert f"| `{errors.AgreementError.__name__}` | 3 |" in lines and "command=check" in lines
-
-
-def test_the_tables_of_the_configuration_page_are_those_of_conf() -> None:
-    text = key_tables.PAGE.read_text(encoding="utf-8")
-    assert key_tables.filled(text) == text, "run python -m website.key_tables"
-    assert text.count("<!-- options: ") == text.count("<!-- end -->") >= 4
-    changed = text.replace("`search.algorithm.rounds` `20`", "`search.algorithm.rounds` `21`")
-    assert changed != text and key_tables.filled(changed) == text
 
 
 def test_the_keys_of_the_artifacts_page_are_those_of_the_types() -> None:
