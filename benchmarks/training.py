@@ -37,7 +37,6 @@ from deployable import ALGORITHMS, FOLDS, QUIET, SETTINGS, device, text
 from machine import processor
 from recovery import CIFAR, ZOO, dataset, hits
 
-FLOAT = "float"
 UNLABELLED = "lsq, no labels"
 PROBE = 64
 """Validation images whose outputs are compared between the simulated and the realized model."""
@@ -235,6 +234,8 @@ def work_on(line: Line, job: Job) -> None:
         trainings = [(name, work.labelled(name)) for name in ALGORITHMS if name != "recovery"]
         trainings.insert(1, (UNLABELLED, work.labelled("lsq", loss="outputs")))
         if line.setting == SETTINGS[0]:
+            from float_training import float_trained  # it loads torch
+
             float_trained(work)
     wanted, last = job.algorithms or tuple(name for name, _ in trainings), 0.0
     for name, options in (pair for pair in trainings if pair[0] in wanted):
@@ -243,66 +244,6 @@ def work_on(line: Line, job: Job) -> None:
             return
         work.tried(name, options)
         last = time.time() - begun
-
-
-class FloatWeights:
-    """The hooks of a float network whose weights and biases are learned."""
-
-    def __init__(self, work: Work, place: Any) -> None:
-        import torch
-
-        topology, graph = work.problem.topology, work.problem.graph
-        kernels = (*topology.kernels, *topology.weighted)
-        names = dict.fromkeys(t for k in kernels for t in (k.weight, k.bias) if t is not None)
-        self.learned = {t: torch.nn.Parameter(torch.from_numpy(graph.constant(t).copy()).to(place)) for t in names}
-
-    def made(self, tensor: str, value: Any) -> Any:
-        return value
-
-    def read(self, node: Any, port: int, value: Any) -> Any:
-        return value
-
-    def constant(self, node: Any, port: int, value: Any) -> Any:
-        return self.learned.get(node.inputs[port], value)
-
-    def call(self, node: Any, operands: list[Any]) -> None:
-        return None
-
-
-def float_trained(work: Work) -> None:
-    """The float model trained by the same recipe, which is what the quantized ones are compared with."""
-    import math
-
-    import torch
-
-    from quantpipe.train.network import FloatNetwork
-    from quantpipe.train.output_losses import label_loss
-    from quantpipe.train.training_pieces import pieces_of
-
-    started, job, output = time.time(), work.job, work.inputs.output
-    place = torch.device(job.device)
-    torch.set_num_threads(1)
-    network, hooks = FloatNetwork.of(work.problem.graph, place), FloatWeights(work, place)
-    pieces = pieces_of(work.inputs.training, 512, lambda inputs: {}, place)
-    optimizer = torch.optim.Adam(hooks.learned.values(), job.rate)
-    generator = torch.Generator().manual_seed(work.line.seed)
-    steps = sum(math.ceil(len(piece) / job.batch) for piece in pieces) * job.epochs
-    done = 0
-    for _ in range(job.epochs):
-        for piece in pieces:
-            for batch in piece.batches(job.batch, generator):
-                optimizer.param_groups[0]["lr"] = job.rate * 0.5 * (1 + math.cos(math.pi * done / steps))
-                scores = network.run(batch.inputs, (output,), hooks)[output]
-                optimizer.zero_grad()
-                label_loss(scores, batch.labels, probable=False).backward()
-                optimizer.step()
-                done += 1
-    right = total = 0
-    with torch.no_grad():
-        for piece in pieces_of(work.inputs.evaluate, 500, lambda inputs: {}, place):
-            found = network.run(piece.inputs, (output,), hooks)[output].argmax(1)
-            right, total = right + int((found == piece.labels).sum()), total + len(piece)
-    work.write(FLOAT, {"top1": right / total, "differing": 0}, time.time() - started)
 
 
 def run(given: argparse.Namespace) -> None:
