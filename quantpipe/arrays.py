@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Feeds = Mapping[str, NDArray[Any]]
+"""Arrays by name, such as those of a model's inputs."""
 
 EXACT_FLOAT32 = 1 << 24
 """float32 represents every integer up to this magnitude."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -74,3 +75,11 @@ def word_of(kind: type[E], value: object, where: str, also: str = "") -> E:
     if str(value) not in legal:
         raise ConfigError(f"is {value!r}{nearest(str(value), legal)}; legal are {also}{', '.join(legal)}", where=where)
     return kind(str(value))
+
+
+def matching(key: str, pattern: str, names: Sequence[str], what: str) -> list[str]:
+    """Return the names that a glob pattern matches, or raise ConfigError if none does."""
+    found = fnmatch.filter(names, pattern)
+    if not found:
+        raise ConfigError(f"the pattern {pattern!r} matches no {what}{nearest(pattern, names)}", where=key)
+    return found

@@ -7,7 +7,6 @@ search keeps it in float, or the node itself cannot be expressed.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.oprules.float_ops import OF_TYPES, QUANTIZED, QUANTIZED_OPS
 from quantpipe.oprules.scores import VIEWS
-from quantpipe.option_checks import is_integer
+from quantpipe.option_checks import is_integer, matching
 from quantpipe.types import AddInputs, FloatType, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 from quantpipe.types.structure import DEFAULT
@@ -286,12 +285,7 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, Reason]:
     names = list(graph.by_name)
     kept: dict[str, Reason] = {}
     for pattern in options.float_nodes:
-        matches = fnmatch.filter(names, pattern)
-        if not matches:
-            raise ConfigError(
-                f"the pattern {pattern!r} matches no node of the model{nearest(pattern, names)}",
-                where="annotate.float_nodes",
-            )
+        matches = matching("annotate.float_nodes", pattern, names, "node of the model")
         kept |= dict.fromkeys(matches, _kept_by(f"annotate.float_nodes ({pattern})"))
     _refuse_unknown_ops(graph, options.float_ops, "annotate.float_ops")
     _refuse_unknown_ops(graph, options.only_ops, "annotate.only_ops")

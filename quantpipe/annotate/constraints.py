@@ -7,7 +7,6 @@ is never held in integers).
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +16,7 @@ from typing import Any
 import yaml
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.option_checks import is_integer, is_number
+from quantpipe.option_checks import is_integer, is_number, matching
 from quantpipe.types import DType
 
 WHERE = "annotate.constraints"
@@ -89,12 +88,8 @@ def constraints_of(constraints: Iterable[Constraint], tensors: Iterable[str]) ->
     names = list(tensors)
     found: dict[str, Constraint] = {}
     for constraint in constraints:
-        matches = [constraint.pattern] if constraint.pattern in names else fnmatch.filter(names, constraint.pattern)
-        if not matches:
-            raise ConfigError(
-                f"{constraint.pattern!r} matches no tensor of the cleaned model{nearest(constraint.pattern, names)}",
-                where=WHERE,
-            )
+        pattern = constraint.pattern
+        matches = [pattern] if pattern in names else matching(WHERE, pattern, names, "tensor of the cleaned model")
         found |= dict.fromkeys(matches, constraint)
     return found
 

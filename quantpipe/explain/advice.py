@@ -27,7 +27,7 @@ from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.recover import recovered
 from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.train import refuse_untrainable
-from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
+from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import RecoverOptions, with_split_channels
 from quantpipe.scoring.kept import KeptScorer
 from quantpipe.train.train_options import NO_TRAINING, TrainOptions
@@ -166,7 +166,7 @@ class Advisor:
         spec = job.settings.spec
         cost = COSTS[own_cost(spec)](job.topology, job.graph, spec, strategy.bits)
         job = job.recovered_network(overrides)
-        plan = Problem(job.graph, job.topology, spec, job.settings.schema).plan(strategy, overrides)
+        plan = job.problem.plan(strategy, overrides)
         self._judge.release()  # the sessions of another topology
         outputs = self._judge.outputs(job.graph, job.topology, plan)
         accuracy = top1(self.reference.main(outputs), self.reference.labels)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from quantpipe.data.subset import First
-from quantpipe.errors import ConfigError, nearest
 from quantpipe.evaluate.channels import constant_rows
 from quantpipe.evaluate.layers import layer_row, layer_sums
 from quantpipe.evaluate.overflow import overflow_report
@@ -20,6 +18,7 @@ from quantpipe.explain.passing import passing_rows
 from quantpipe.explain.sensitivity import Alone, AloneMeasure, Exchanged, QuantizedParts, Wanted, by_cost
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
+from quantpipe.option_checks import matching
 from quantpipe.scoring.precision import moves_of, named
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import (
@@ -51,7 +50,7 @@ class Causes:
         self._graph, self._topology, self._plan = graph, topology, plan
         numbers = QuantizedParts.of(graph, topology, plan)
         self.left_out: list[str] = []
-        self._by_channel = matching((*numbers.quantizers, *numbers.constants), per_channel)
+        self._by_channel = per_channel_names((*numbers.quantizers, *numbers.constants), per_channel)
         simulation = self._simulation = simulate(graph, topology, plan)
         self._measure = AloneMeasure(graph, numbers, samples, compared=compared)
         # Of a heavy model, the part that it is screened on: its tensors have elements enough.
@@ -169,22 +168,13 @@ class Causes:
         return self._topology.fused_into.get(node, node)
 
 
-def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
+def per_channel_names(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
     """Return the names that match a glob pattern of `explain.per_channel`.
 
     Raises ConfigError for a pattern that matches no name.
     """
-    found: set[str] = set()
-    for pattern in patterns:
-        here = {name for name in names if fnmatchcase(name, pattern)}
-        if not here:
-            raise ConfigError(
-                f"{pattern!r} matches none of {len(names)} tensors, weights and biases"
-                f"{nearest(pattern, list(names))}; legal are glob patterns of names such as {', '.join(names[:3])}",
-                where="explain.per_channel",
-            )
-        found |= here
-    return frozenset(found)
+    found = (matching("explain.per_channel", pattern, names, "tensor, weight or bias") for pattern in patterns)
+    return frozenset(name for some in found for name in some)
 
 
 def accumulator_rows(topology: Topology, plan: QuantPlan, overflowed: Mapping[str, float]) -> list[AccumulatorRow]:

@@ -12,7 +12,7 @@ from quantpipe.errors import ConfigError
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.explain.advice_order import SPLIT, ordered
 from quantpipe.explain.advice_row import MeasuredLoss
-from quantpipe.explain.error_attribution import matching
+from quantpipe.explain.error_attribution import per_channel_names
 from quantpipe.explain.faults import name_faults, name_reasons
 from quantpipe.explain.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
 from quantpipe.explain.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
@@ -69,7 +69,7 @@ def _explained(
     console.stage("alone", f"every tensor, weight and bias, on {len(few)} samples")
     alone = AloneMeasure(graph, found.numbers, few, compared=inputs.compared)
     run = ForeignRun(graph, read.other, found, {**found.stored, **found.real})
-    by_channel = matching((*alone.tensors, *alone.constants), options.per_channel)
+    by_channel = per_channel_names((*alone.tensors, *alone.constants), options.per_channel)
     sums, passing = sums_of(graph, found, run, few, by_channel=by_channel)
     rows = foreign_rows(
         graph, found, alone, SPLIT * options.culprits, sums=sums, by_channel=by_channel, show=console.progress("alone")

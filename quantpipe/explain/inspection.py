@@ -19,7 +19,6 @@ from quantpipe.explain.faults import name_faults, name_reasons
 from quantpipe.explain.proposals import ChangeProposals, Culprit
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.explain_settings import ShippedOptions
-from quantpipe.plan import Problem
 from quantpipe.recover import outlier_channels
 from quantpipe.scoring.precision import findings_of
 from quantpipe.search import Metric
@@ -84,9 +83,8 @@ def inspect(
     if not (found.overrides and found.report.get("shortfall")):
         shipped = replace(shipped, train=None)
     settled = job.with_topology_of(found.strategy)
-    spec, schema = job.settings.spec, job.settings.schema
     # Without recovery: its biases make up for errors elsewhere, so that none of its numbers is right alone.
-    plan = Problem(job.graph, settled.topology, spec, schema).plan(found.strategy)
+    plan = settled.problem.plan(found.strategy)
     few = closeness.alone
     job.console.stage("alone", f"what costs most, on {len(few)} samples")
     causes = Causes(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
 from quantpipe.calibrate.passes import run_size
+from quantpipe.conform.network import ACCUMULATOR
 from quantpipe.evaluate.in_cache import in_cache
 from quantpipe.explain.sensitivity import Exchanged
 from quantpipe.graph.execute import Session, available_cores
@@ -28,8 +29,6 @@ from quantpipe.intmath import round_real
 from quantpipe.lowering.fragments import along_channels
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Quantizer, QuantPlan, Samples, SplitRow, Topology
-
-ACCUMULATOR = " (accumulator)"
 
 
 @dataclass

@@ -13,10 +13,11 @@ import numpy as np
 
 from quantpipe.arrays import Array
 from quantpipe.calibrate.passes import run_size
+from quantpipe.conform.network import ACCUMULATOR
 from quantpipe.evaluate.compared_models import value_names
 from quantpipe.evaluate.layers import TensorMoments
 from quantpipe.explain.cause_row import cause_row
-from quantpipe.explain.local_split import ACCUMULATOR, raw_scale
+from quantpipe.explain.local_split import raw_scale
 from quantpipe.explain.sensitivity import Alone
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose

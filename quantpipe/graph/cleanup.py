@@ -11,16 +11,15 @@ import contextlib
 import io
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 import onnxslim
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Feeds
 from quantpipe.graph.compare import difference, shaken
 from quantpipe.graph.control_flow import bodies_written_out
 from quantpipe.graph.execute import Session
@@ -64,7 +63,6 @@ MOST_BRANCHES = 8  # branches within branches
 TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
 _STDOUT = threading.Lock()
 """Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
-Feeds = Mapping[str, NDArray[Any]]
 Step = Callable[[ir.Model], ir.Model]
 
 

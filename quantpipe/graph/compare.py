@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Feeds = Mapping[str, NDArray[Any]]
+from quantpipe.arrays import Feeds
+
 SHAKE = 2.0**-20
 
 

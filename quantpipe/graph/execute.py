@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from quantpipe import extend
+from quantpipe.arrays import Feeds
 from quantpipe.errors import ModelError
 from quantpipe.graph.custom_ops import register_custom_ops
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers, without_large_weights
@@ -34,7 +35,6 @@ from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
 
-Feeds = Mapping[str, NDArray[Any]]
 
 MAX_CONCURRENT = 4
 """Batches of one model that run at once, at most."""

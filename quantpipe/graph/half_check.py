@@ -12,8 +12,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from quantpipe.arrays import Feeds
 from quantpipe.errors import ModelError
-from quantpipe.graph.compare import Feeds, difference
+from quantpipe.graph.compare import difference
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.half import HALVES, Halves

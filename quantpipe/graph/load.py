@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from quantpipe.arrays import Feeds
 from quantpipe.errors import ModelError
 from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.control_flow import selected_notes
@@ -38,7 +39,7 @@ from quantpipe.graph.io import (
 from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes
-from quantpipe.graph.normalize import Feeds, MeasuredTensors, expose, measure
+from quantpipe.graph.normalize import MeasuredTensors, expose, measure
 from quantpipe.graph.plugged import divides_windows, joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.rewrites.bodies import wanted

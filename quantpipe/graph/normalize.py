@@ -6,7 +6,6 @@ done before (`cleanup`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Feeds
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.external_weights import copied, row_blocks
 from quantpipe.graph.view import Graph
 
-Feeds = Mapping[str, NDArray[Any]]
 SEQUENCE = "object"
 """The dtype of what is no tensor: a sequence of tensors, of any shapes, or nothing."""
 

@@ -7,15 +7,13 @@ are ONNX's own definitions; onnx's reference compares them with the original, if
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from quantpipe.arrays import Feeds
 from quantpipe.errors import ModelError
 from quantpipe.graph.compare import difference
 from quantpipe.graph.execute import Session
@@ -35,7 +33,6 @@ SMALL_BYTES, SMALL_INPUT = 4 << 20, 1 << 17
 TOLERANCE = 1e-3
 NO_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "is not a registered", "No Op registered")
 """What onnxruntime says where it has no kernel."""
-Feeds = Mapping[str, NDArray[Any]]
 
 
 def runnable(model: ir.Model, feeds: Feeds, where: str) -> tuple[ir.Model, Session, list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.arrays import Feeds
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.types import Samples
-
-Feeds = Mapping[str, NDArray[Any]]
 
 
 def static(model: ir.Model, samples: Samples, batch: int) -> Session:

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from quantpipe.hardware.reader import Reader
-from quantpipe.oprules import OP_RULES, Family, OpRule
+from quantpipe.oprules import NARROWED, OP_RULES, Family, OpRule
 from quantpipe.oprules.rule import divides
 from quantpipe.types import AddInputs, FunctionKind, HardwareSpec, OpSignature
 from quantpipe.types.kernel import LogicalKernel
-
-NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 
 
 def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
@@ -125,7 +123,7 @@ def _joins(spec: HardwareSpec, reader: Reader, kernel: LogicalKernel) -> None:
 
 def _is_narrowed(rule: OpRule) -> bool:
     """Return whether the result comes from an accumulator; sums over axes have one, as programs of one step."""
-    return rule.family in NARROWS or FunctionKind.SUM in rule.kinds
+    return rule.family in NARROWED or FunctionKind.SUM in rule.kinds
 
 
 def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
@@ -143,8 +141,8 @@ def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
 
 def _keeps_scale(op: str, signature: OpSignature, reader: Reader) -> None:
     """Reject sums of an op without sums, and a scale of an op that keeps its input scale."""
-    if signature.accumulator is not None and OP_RULES[op].family not in NARROWS:
-        ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
+    if signature.accumulator is not None and OP_RULES[op].family not in NARROWED:
+        ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWED)
         raise reader.error(f"ops.{op}.accumulator", f"has no effect, since {op} adds nothing up; legal of {ops}")
     if signature.fixed_scale is not None and OP_RULES[op].keeps_scale(signature):
         raise reader.error(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules import NARROWED, Family, rule_of
 from quantpipe.types import Form, HardwareSpec, Kernel, Topology
 
 VECTOR_STEPS = ("narrow", "whole", "zero", "copy", "join", "multiply", "bound", "tap")
@@ -43,7 +43,7 @@ def vector_steps(topology: Topology, graph: Graph, spec: HardwareSpec) -> dict[s
             continue
         node = graph.by_name[kernel.node]
         wanted = dict(needs(kernel, node, graph))
-        if wanted and families[kernel.node] in NARROWING and kernel.output not in handed:
+        if wanted and families[kernel.node] in NARROWED and kernel.output not in handed:
             wanted["whole" if kernel.form is Form.RAW else "narrow"] = 1
         each = sum(count * steps.get(name, 0.0) for name, count in wanted.items())
         rows = _is_rows(kernel, families[kernel.node], graph)
@@ -109,9 +109,6 @@ def _inside(node: Node, axis: int, size: int, made: int) -> int:
     places = (n * stride - begin + tap * dilation for n in range(made) for tap in range(taps[axis]))
     return sum(0 <= place < size for place in places)
 
-
-NARROWING = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
-"""Families whose sums are narrowed to what is stored, or leave whole."""
 
 NEEDS: Mapping[Family, Callable[[Kernel, Node, Graph], Needs]] = {
     Family.ACCUMULATE: _products,

@@ -15,7 +15,8 @@ from statistics import median, quantiles
 
 import onnx_ir as ir
 
-from quantpipe.graph.execute import Feeds, Session, available_cores
+from quantpipe.arrays import Feeds
+from quantpipe.graph.execute import Session, available_cores
 from quantpipe.types import (
     LatencyPart,
 )

@@ -4,5 +4,5 @@ This is the first of three tables that are joined; the others are hardware files
 """
 
 from quantpipe.oprules.float_ops import FLOAT_OPS
-from quantpipe.oprules.rule import Family, OpRule, Winner
+from quantpipe.oprules.rule import NARROWED, Family, OpRule, Winner
 from quantpipe.oprules.table import OP_RULES, float_reason, rule_of

@@ -38,6 +38,10 @@ class Family(StrEnum):
     DEVICE = "device"
 
 
+NARROWED = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
+"""Families whose sums are narrowed to what is stored, or leave whole."""
+
+
 class Winner(StrEnum):
     """Name the operand whose range represents a same-scale class."""
 

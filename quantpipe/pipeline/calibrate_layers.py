@@ -10,7 +10,6 @@ from quantpipe.annotate.range_choices import OUTPUT_ERROR
 from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.other_estimators import layer_estimator
 from quantpipe.pipeline.context import RunContext
-from quantpipe.plan import Problem
 from quantpipe.recover.layer_units import Choosing
 from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.types import Profile
@@ -34,7 +33,7 @@ def _decide(job: RunContext, profile: Profile, choosing: Choosing) -> None:
     settings, table = job.settings, job.thresholds(profile)
     started = time.perf_counter()
     found = calibrate_layers(
-        Problem(job.graph, job.topology, settings.spec, settings.schema),
+        job.problem,
         table,
         table.strategy(job.space.decode(job.space.start)),
         job.inputs.calibrate,

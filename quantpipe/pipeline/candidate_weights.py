@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.settings import Settings
-from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
+from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import LayerOptions, Moments, Variants, float_moments
 from quantpipe.types import Strategy
 
@@ -51,7 +51,7 @@ def rounder(job: RunContext) -> Callable[[Strategy], Overrides]:
     if moments is None:
         return lambda strategy: NO_OVERRIDES
     settings = job.settings
-    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
+    planner = job.problem.planner
     variants = Variants(
         job.graph, job.topology, settings.schema, planner, moments=moments, options=candidate_layer(settings)
     )

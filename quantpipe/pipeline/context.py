@@ -26,7 +26,7 @@ from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.search_start import SearchStart, read_start
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.strategy_file import strategy_payload
-from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import rescale_channels
 from quantpipe.types import (
     Choice,
@@ -166,6 +166,11 @@ class RunContext:
         space = distinct(self.space, self.variants.reference, table, self.settings.schema)
         offered = self.offered or self.space
         return replace(self, space=space, offered=offered, whole=_with_options_of(self.whole, self.space, space))
+
+    @property
+    def problem(self) -> Problem:
+        """Return the network, the device and the schema that plans are made for."""
+        return Problem(self.graph, self.topology, self.settings.spec, self.settings.schema)
 
     @property
     def ranges(self) -> Mapping[str, Sequence[str]]:

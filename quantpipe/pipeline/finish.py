@@ -39,7 +39,6 @@ from quantpipe.pipeline.memory_estimate import memory_estimate
 from quantpipe.pipeline.report_attachments import Beside, digest_of
 from quantpipe.pipeline.stage_errors import earlier_errors
 from quantpipe.pipeline.timeline import PAGE, TRACKING, Timed, part_of, timeline_of
-from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.report.effort_text import effort_sentence
 from quantpipe.report.imported import imported_verdict, imported_warning
@@ -77,7 +76,7 @@ def realize(job: RunContext, found: SearchDecision) -> RealizedRun:
     given = job.graph
     job, settings = job.with_topology_of(found.strategy), job.settings
     job = job.recovered_network(found.overrides)
-    plan = Problem(job.graph, job.topology, settings.spec, settings.schema).plan(found.strategy, found.overrides)
+    plan = job.problem.plan(found.strategy, found.overrides)
     job.console.stage("realize", ", ".join((settings.backend, *settings.forms)))
     strategy = digest_of(found.strategy, found.overrides)
     forms = write_forms(job, plan, strategy)

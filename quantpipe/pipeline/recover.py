@@ -14,7 +14,7 @@ from quantpipe.pipeline.recover_if_missed import left_out, missed, pays, sought,
 from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.train import training_data
-from quantpipe.plan import NO_OVERRIDES, Problem
+from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import RecoverOptions, RecoveryResult
 from quantpipe.report.text import recovery_gain
 from quantpipe.types import Profile
@@ -31,7 +31,7 @@ def recovered(
     """Return what recovery makes of a strategy with the settings of the run."""
     settings = job.settings
     return stages.recover(
-        Problem(job.graph, job.topology, settings.spec, settings.schema),
+        job.problem,
         searched,
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),

@@ -212,8 +212,7 @@ class Candidates:
     def plan(self, point: Point) -> QuantPlan:
         """Return all numbers of a point of the job's space. HardwareError where the device cannot express one."""
         job, strategy = self.job, self.table.strategy(self.job.space.decode(point))
-        topology = job.variants.at(strategy.structure)
-        planner = Planner(job.graph, topology, job.settings.spec, job.settings.schema)
+        planner = job.with_topology_of(strategy).problem.planner
         variants = self.recipe.variants(planner)
         return planner.plan(strategy, NO_OVERRIDES if variants is None else variants.overrides(strategy))
 
@@ -230,7 +229,7 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
     """
     job, table, recipe, workers = candidates.job, candidates.table, candidates.recipe, candidates.workers
     settings, timed = job.settings, aim.objective.cost is CostKind.LATENCY
-    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
+    planner = job.problem.planner
     aim.log.mend()
     job.console.stage("search", opening(job, aim.objective))
     for said in absent(settings.annotate.choices, settings.spec):

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from quantpipe.graph.execute import Feeds, Session
+from quantpipe.arrays import Feeds
+from quantpipe.graph.execute import Session
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.latency import interleaved
 from quantpipe.types import Point, Score

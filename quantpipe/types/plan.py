@@ -177,8 +177,12 @@ class Accumulate:
     @property
     def exact_in_float32(self) -> bool:
         """Return whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
-        half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
-        return self.bound + half < EXACT_FLOAT32
+        return _exact_in_float32(self.bound, self.output)
+
+
+def _exact_in_float32(bound: int, output: Requantize | None) -> bool:
+    half = 1 << (output.shift - 1) if output is not None and output.shift > 0 else 0
+    return bound + half < EXACT_FLOAT32
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +200,7 @@ class Contract:
     @property
     def exact_in_float32(self) -> bool:
         """Return whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
-        half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
-        return self.bound + half < EXACT_FLOAT32
+        return _exact_in_float32(self.bound, self.output)
 
 
 @dataclass(frozen=True, eq=False)

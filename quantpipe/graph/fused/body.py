@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, new_node, rank, take_place
+from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, new_node, operand, rank, take_place
 
 NORM_OPSET, AXES_OPSET, CLIP_OPSET, MEAN_OPSET, SLICE_OPSET = 17, 13, 11, 18, 10
 """The first with LayerNormalization; those from which axes and bounds are inputs."""
@@ -32,7 +32,7 @@ class FusedBody:
 
     def input(self, port: int) -> ir.Value | None:
         """Return an input, None where it is left out."""
-        return self.node.inputs[port] if port < len(self.node.inputs) else None
+        return operand(self.node, port)
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute's value, or the default."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
-from numpy.typing import NDArray
 
+from quantpipe.arrays import Feeds
 from quantpipe.graph.external_weights import copied, is_outside
 from quantpipe.graph.quantized.locate import located
 from quantpipe.graph.quantized.restore import is_quantized, restore, runnable
 from quantpipe.graph.rewrites.tools import take_place
 from quantpipe.graph.view import Graph
 from quantpipe.types import Imported, Keep
-
-Feeds = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from quantpipe.graph.quantized.tables import (
     TO_FLOAT,
 )
 from quantpipe.graph.quantized.walk import FLOAT, DequantizeWalk
-from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, only_user
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, only_user, operand
 from quantpipe.types import DType, ImportedGrid
 
 
@@ -56,7 +56,7 @@ def integer_product(walk: DequantizeWalk, node: ir.Node) -> None:
     if bias is not None and op != CONV:
         return
     if weight.const_value is not None and factor is not None:
-        zero = node.inputs[3] if len(node.inputs) > 3 else None
+        zero = operand(node, 3)
         scale = new_constant(walk.graph, f"{weight.name}/scale", factor)
         grid = grid_of(node, scale, zero, weight, axis=AXES[op](node))
         if grid is None:
@@ -140,23 +140,19 @@ def fused_product(walk: DequantizeWalk, node: ir.Node) -> None:
     real = data if node.op_type == DYNAMIC_MATMUL else None if known is None else known.real
     if real is None or weight is None or weight.const_value is None:
         return
-    grid = grid_of(node, _port(node, at["scale"]), _port(node, at["zero"]), weight, axis=-1)
+    grid = grid_of(node, operand(node, at["scale"]), operand(node, at["zero"]), weight, axis=-1)
     if grid is None:
         return
     if node.op_type == DYNAMIC_MATMUL:
         walk.forms["dynamic"] = None
         walk.dynamic.setdefault(node.outputs[0], real)
-    _product(walk, node, real, walk.constant(node, weight, grid), bias=_port(node, at["bias"]))
+    _product(walk, node, real, walk.constant(node, weight, grid), bias=operand(node, at["bias"]))
 
 
 _PORTS = {
     DYNAMIC_MATMUL: {"scale": 2, "zero": 3, "bias": 4},
     TO_FLOAT: {"scale": 3, "zero": 5, "bias": 6},
 }
-
-
-def _port(node: ir.Node, port: int) -> ir.Value | None:
-    return node.inputs[port] if port < len(node.inputs) else None
 
 
 def _product(walk: DequantizeWalk, node: ir.Node, data: ir.Value, weight: ir.Value, *, bias: ir.Value | None) -> None:
@@ -177,7 +173,7 @@ def packed_product(walk: DequantizeWalk, node: ir.Node) -> None:
     rows, depth, bits, block = (
         int(attribute(node, k, d)) for k, d in (("N", 0), ("K", 0), ("bits", 4), ("block_size", 32))
     )
-    if data is None or packed is None or steps is None or bits not in (2, 4, 8) or _port(node, 4) is not None:
+    if data is None or packed is None or steps is None or bits not in (2, 4, 8) or operand(node, 4) is not None:
         return
     blocks = -(-depth // block)
     values = unpacked(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)[:, :depth]
@@ -196,12 +192,12 @@ def packed_product(walk: DequantizeWalk, node: ir.Node) -> None:
     source = node.inputs[1]
     assert source is not None  # noqa: S101  (it is a constant)
     weight = walk.given(node, source, np.ascontiguousarray(values.T), grid, block=size)
-    _product(walk, node, data, weight, bias=_port(node, 5))
+    _product(walk, node, data, weight, bias=operand(node, 5))
 
 
 def _block_zeros(node: ir.Node, rows: int, blocks: int, bits: int) -> np.ndarray | None:
     """Return the zero point of each block, `[rows, blocks]`; None if they are floats."""
-    value = _port(node, 3)
+    value = operand(node, 3)
     if value is None:
         return np.full((rows, blocks), 1 << (bits - 1), np.int64)
     found = whole(value)

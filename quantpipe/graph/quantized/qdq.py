@@ -25,7 +25,7 @@ from quantpipe.graph.quantized.tables import (
     moved_ports,
 )
 from quantpipe.graph.quantized.walk import FLOAT, DequantizeWalk, narrowed
-from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, only_user
+from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, only_user, operand
 from quantpipe.types import ImportedGrid
 
 WIDE = (ir.DataType.INT32, ir.DataType.INT64)
@@ -39,7 +39,7 @@ CARRIED = (
 def quantize(walk: DequantizeWalk, node: ir.Node) -> None:
     """Remove a QuantizeLinear: its output has the real values of its input, on its grid."""
     real, stored = node.inputs[0], node.outputs[0]
-    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = operand(node, 2)
     grid = grid_of(node, node.inputs[1], zero, stored, axis=int(attribute(node, "axis", 1)))
     if grid is None or real is None:
         return  # its scale is computed at run time: the node stays
@@ -84,7 +84,7 @@ def _copied(node: ir.Node) -> list[ir.Value]:
 def dequantize(walk: DequantizeWalk, node: ir.Node) -> None:
     """Remove a DequantizeLinear: its readers read the real values that the integers represent."""
     integers = node.inputs[0]
-    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = operand(node, 2)
     grid = grid_of(node, node.inputs[1], zero, integers, axis=int(attribute(node, "axis", 1)))
     if grid is None or integers is None:
         return
@@ -198,7 +198,7 @@ def limit(walk: DequantizeWalk, node: ir.Node) -> None:
         return
     ends: list[int | None] = []
     for place in (below, above):
-        value = node.inputs[place] if place is not None and place < len(node.inputs) else None
+        value = operand(node, place)
         array = whole(value)
         if value is not None and (array is None or array.size != 1):
             move(walk, node)  # chosen among integers, in the case of Max and Min

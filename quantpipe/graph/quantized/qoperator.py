@@ -9,7 +9,7 @@ from quantpipe.graph.op_tables import INTEGER_OPS, IntegerOp, Ports
 from quantpipe.graph.quantized.grids import grid_of, refused, whole
 from quantpipe.graph.quantized.tables import AXES
 from quantpipe.graph.quantized.walk import DequantizeWalk
-from quantpipe.graph.rewrites.tools import attribute, new_constant
+from quantpipe.graph.rewrites.tools import attribute, new_constant, operand
 from quantpipe.types import ImportedGrid
 
 DROPPED = frozenset({"channels_last", "opset"})
@@ -26,7 +26,7 @@ def integer_op(walk: DequantizeWalk, node: ir.Node) -> None:
     if any(v is None for v in data) or (form.weight is not None and weight is None):
         return
     inputs = [*data, *([weight] if weight is not None else [])]
-    scaled = form.scale is not None and _input(node, form.scale) is not None
+    scaled = form.scale is not None and operand(node, form.scale) is not None
     if (bias := _bias(walk, node, form)) is not None:
         inputs.append(bias)
     attributes = {k: a.value for k, a in node.attributes.items() if k not in DROPPED}
@@ -35,7 +35,7 @@ def integer_op(walk: DequantizeWalk, node: ir.Node) -> None:
     if not scaled:
         walk.replace(node.outputs[0], real, node)
         return
-    grid = grid_of(node, _input(node, form.scale), _input(node, form.zero), node.outputs[0])
+    grid = grid_of(node, operand(node, form.scale), operand(node, form.zero), node.outputs[0])
     if grid is None:
         raise refused(node, "the scale of its result is computed at run time; legal is a constant")
     walk.keep(node.outputs[0], walk.clamp(real, grid, node), grid)
@@ -47,17 +47,13 @@ def _data(node: ir.Node, form: IntegerOp) -> tuple[Ports, ...]:
     return tuple(Ports(p, p + 1, p + 2) for p in range(2, len(node.inputs), 3))
 
 
-def _input(node: ir.Node, port: int | None) -> ir.Value | None:
-    return node.inputs[port] if port is not None and port < len(node.inputs) else None
-
-
 def _operand(walk: DequantizeWalk, node: ir.Node, ports: Ports, axis: int | None) -> ir.Value | None:
     """Return the real value of an operand; None if its scale is no constant, or its grid is unknown."""
-    integers = _input(node, ports.data)
+    integers = operand(node, ports.data)
     if integers is None:
         return None
     known = walk.stored.get(integers)
-    grid = grid_of(node, _input(node, ports.scale), _input(node, ports.zero), integers, axis=axis)
+    grid = grid_of(node, operand(node, ports.scale), operand(node, ports.zero), integers, axis=axis)
     if grid is None:
         return None
     if known is not None and known.grid is not None and (integers.const_value is None or known.grid.same(grid)):
@@ -80,11 +76,11 @@ def _refuse_another(node: ir.Node, integers: ir.Value, made: ImportedGrid, read:
 
 def _bias(walk: DequantizeWalk, node: ir.Node, form: IntegerOp) -> ir.Value | None:
     """Return the real bias of an int32 one at the scale of the products."""
-    integers = _input(node, form.bias)
+    integers = operand(node, form.bias)
     values = whole(integers)
     if integers is None or values is None or form.weight is None:
         return None
-    scales = [_input(node, p.scale) for p in (form.data[0], form.weight)]
+    scales = [operand(node, p.scale) for p in (form.data[0], form.weight)]
     steps = [np.asarray(s.const_value.numpy(), np.float64) for s in scales if s is not None and s.const_value]
     if values.dtype.kind == "f" or len(steps) < 2:
         return integers

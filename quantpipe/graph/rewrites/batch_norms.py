@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import place_of
-from quantpipe.graph.rewrites.tools import attribute, is_op, only_user
+from quantpipe.graph.rewrites.tools import attribute, is_op, only_user, operand
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def numbers_of(graph: ir.Graph, node: ir.Node) -> BatchNorm | None:
     if attribute(node, "training_mode", 0) or len(node.outputs) > 1:
         return None
     parameters = [_constant(value) for value in node.inputs[1:5]]
-    given = conv.inputs[2] if len(conv.inputs) > 2 else None
+    given = operand(conv, 2)
     bias = np.zeros(1) if given is None else _constant(given)
     if bias is None or any(p is None for p in parameters) or only_user(data, graph) is None:
         return None

@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.polynomial import argument
-from quantpipe.graph.rewrites.tools import CLOSE, is_op, new_node, only_user, scalar, take_place
+from quantpipe.graph.rewrites.tools import is_op, is_scalar, new_node, only_user, take_place
 
 SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715
 INSIDE = {
@@ -33,7 +33,7 @@ def gelu(graph: ir.Graph, node: ir.Node) -> None:
     if data is None:
         return
     add = only_user(node.outputs[0], graph)
-    if not is_op(add, "Add") or add is None or not any(_is(v, 1.0) for v in add.inputs):
+    if not is_op(add, "Add") or add is None or not any(is_scalar(v, 1.0) for v in add.inputs):
         return
     last, done = add, [node, add]
     seen_data = seen_half = False
@@ -43,9 +43,9 @@ def gelu(graph: ir.Graph, node: ir.Node) -> None:
             return
         other = follower.inputs[1] if follower.inputs[0] is last.outputs[0] else follower.inputs[0]
         if follower.op_type == "Div":
-            half, whole = follower.inputs[0] is last.outputs[0] and _is(other, 2.0), False
+            half, whole = follower.inputs[0] is last.outputs[0] and is_scalar(other, 2.0), False
         else:
-            half, whole = _is(other, 0.5) or _is_half_of(other, data), other is data or _is_half_of(other, data)
+            half, whole = is_scalar(other, 0.5) or _is_half_of(other, data), other is data or _is_half_of(other, data)
         if not (half or whole) or (half and seen_half) or (whole and seen_data):
             return
         seen_half, seen_data = seen_half or half, seen_data or whole
@@ -61,10 +61,5 @@ def _is_half_of(value: ir.Value | None, data: ir.Value) -> bool:
     if node is None or not is_op(node, "Mul", "Div"):
         return False
     if node.op_type == "Div":
-        return node.inputs[0] is data and _is(node.inputs[1], 2.0)
-    return any(node.inputs[p] is data and _is(node.inputs[1 - p], 0.5) for p in (0, 1))
-
-
-def _is(value: ir.Value | None, wanted: float) -> bool:
-    found = scalar(value)
-    return found is not None and math.isclose(found, wanted, rel_tol=CLOSE)
+        return node.inputs[0] is data and is_scalar(node.inputs[1], 2.0)
+    return any(node.inputs[p] is data and is_scalar(node.inputs[1 - p], 0.5) for p in (0, 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, take_place
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, operand, take_place
 
 
 def plain_gemm(graph: ir.Graph, node: ir.Node) -> None:
@@ -16,7 +16,7 @@ def plain_gemm(graph: ir.Graph, node: ir.Node) -> None:
     if not is_op(node, "Gemm") or node.inputs[0] is None or node.inputs[1] is None:
         return
     alpha, beta = (float(attribute(node, name, 1.0)) for name in ("alpha", "beta"))
-    data, weight, bias = node.inputs[0], node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    data, weight, bias = node.inputs[0], node.inputs[1], operand(node, 2)
     vector = _vector(bias, weight, turned=bool(attribute(node, "transB", 0)))
     is_vector = bias is None or (vector is not None and np.shape(vector) == tuple(bias.shape or ()))
     if alpha == beta == 1.0 and not attribute(node, "transA", 0) and weight.const_value is not None and is_vector:

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.polynomial import argument
-from quantpipe.graph.rewrites.tools import CLOSE, is_op, new_node, only_user, scalar, take_place
+from quantpipe.graph.rewrites.tools import is_op, is_scalar, new_node, only_user, operand, scalar, take_place
 
 SLOPES = (1 / 6, 0.2)
 """Those of published definitions: torch's, and that of Keras and ONNX. A clip between 0 and 1 behind another line is
@@ -57,21 +57,16 @@ def clamped(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
 def divides_by(node: ir.Node, divisor: float) -> bool:
     """Return whether a node divides one value by a number."""
     if is_op(node, "Div"):
-        return _is(node.inputs[1], divisor)
-    return is_op(node, "Mul") and any(_is(v, 1 / divisor) for v in node.inputs)
+        return is_scalar(node.inputs[1], divisor)
+    return is_op(node, "Mul") and any(is_scalar(v, 1 / divisor) for v in node.inputs)
 
 
 def _bounds(node: ir.Node) -> tuple[float, float] | None:
     found = []
     for port, missing in ((1, -math.inf), (2, math.inf)):
-        given = node.inputs[port] if port < len(node.inputs) else None
+        given = operand(node, port)
         number = missing if given is None else scalar(given)
         if number is None:
             return None
         found.append(number)
     return found[0], found[1]
-
-
-def _is(value: ir.Value | None, wanted: float) -> bool:
-    found = scalar(value)
-    return found is not None and math.isclose(found, wanted, rel_tol=CLOSE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,17 @@ def scalar(value: ir.Value | None) -> float | None:
     """Return the content of a constant with one float32 element, or None."""
     array = constant(value)
     return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype == np.float32 else None
+
+
+def operand(node: ir.Node, port: int | None) -> ir.Value | None:
+    """Return an input of a node; None if it is left out, or there is no such port."""
+    return node.inputs[port] if port is not None and port < len(node.inputs) else None
+
+
+def is_scalar(value: ir.Value | None, wanted: float) -> bool:
+    """Return whether a value is a constant with one element close to a number."""
+    found = scalar(value)
+    return found is not None and math.isclose(found, wanted, rel_tol=CLOSE)
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:

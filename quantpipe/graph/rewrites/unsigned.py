@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import copied, file_array, place_of, row_blocks
 from quantpipe.graph.op_tables import INTEGER_OPS
-from quantpipe.graph.rewrites.tools import constant, new_constant
+from quantpipe.graph.rewrites.tools import constant, new_constant, operand
 
 SIGN = np.uint8(0x80)
 """Exclusive or with it adds 128 to an int8 number and reads it as uint8."""
@@ -43,7 +43,7 @@ def unsigned_weights(model: ir.Model) -> ir.Model:
     for name, value in list(model.graph.initializers.items()):
         made: dict[ir.Value | None, ir.Value] = {}
         for node, port in _zeros_of(value):
-            given = _input(node, port)
+            given = operand(node, port)
             if given not in made:
                 made[given] = new_constant(model.graph, f"{name}/unsigned_zero", _unsigned_zero(node, port))
             node.resize_inputs(max(len(node.inputs), port + 1))
@@ -72,13 +72,13 @@ def _zero_of(node: ir.Node, port: int) -> Zero | None:
     if node.op_type == DEQUANTIZE:
         users = list(node.outputs[0].uses())
         fits = port == 0 and bool(users) and all(_multiplies_uint8(*user) for user in users)
-        needed, zero = _input(node, ZERO) or _input(node, SCALE), (node, ZERO)
+        needed, zero = operand(node, ZERO) or operand(node, SCALE), (node, ZERO)
     elif node.op_type in PRODUCTS:
         form = INTEGER_OPS[node.op_type]
         (data,), weight = form.data, form.weight
         assert weight is not None and weight.zero is not None and data.zero is not None  # noqa: S101
-        fits = port == weight.data and _is_uint8(_input(node, data.zero))
-        needed, zero = _input(node, weight.zero), (node, weight.zero)
+        fits = port == weight.data and _is_uint8(operand(node, data.zero))
+        needed, zero = operand(node, weight.zero), (node, weight.zero)
     else:
         return None
     return zero if fits and (needed is None or needed.const_value is not None) else None
@@ -88,7 +88,7 @@ def _multiplies_uint8(node: ir.Node, port: int) -> bool:
     """Return whether a node multiplies data that was uint8 right before it by the value at this port."""
     data = node.inputs[0]
     maker = data.producer() if data is not None else None
-    unsigned = maker is not None and maker.op_type == DEQUANTIZE and _is_uint8(_input(maker, ZERO))
+    unsigned = maker is not None and maker.op_type == DEQUANTIZE and _is_uint8(operand(maker, ZERO))
     return unsigned and node.op_type in FUSED and port == 1
 
 
@@ -97,16 +97,12 @@ def _is_uint8(zero: ir.Value | None) -> bool:
     return zero is not None and zero.const_value is not None and zero.const_value.dtype == ir.DataType.UINT8
 
 
-def _input(node: ir.Node, port: int) -> ir.Value | None:
-    return node.inputs[port] if port < len(node.inputs) else None
-
-
 def _unsigned_zero(node: ir.Node, port: int) -> NDArray[np.uint8]:
     """Return the uint8 zero point for the int8 one (absent: 0, in the shape of the scale)."""
-    given = constant(_input(node, port))
+    given = constant(operand(node, port))
     if given is not None:
         return np.asarray(given.view(np.uint8) ^ SIGN)
-    scale = constant(_input(node, SCALE)) if node.op_type == DEQUANTIZE else None
+    scale = constant(operand(node, SCALE)) if node.op_type == DEQUANTIZE else None
     return np.full(() if scale is None else scale.shape, SIGN)
 
 

@@ -13,6 +13,7 @@ from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel, shifted, stored_real, times_fixed
 from quantpipe.realize.c.nest import axis_strides, broadcast_strides, collapsed, index, loops, strides_of
+from quantpipe.realize.c.source import less
 from quantpipe.types import Average, DType, Form, Kernel, Lookup, Move, Product, Requantize, Sum, Term
 
 
@@ -43,7 +44,7 @@ def _total(walk: CWalk, plan: Sum, reads: list[str], along: list[str]) -> str:
         return stored_real(source, plan.output, total)
     terms = []
     for term, read, channel in zip(plan.terms, reads, along[:2], strict=True):
-        value = f"(int64_t)({_less(read, term.zero_point)})"
+        value = f"(int64_t)({less(read, term.zero_point)})"
         if term.fixed is not None and plan.output is not None:
             value = shifted(source, value, -term.shift, "floor")
             value = times_fixed(source, value, term.fixed, str(plan.output.rounding), channel=channel)
@@ -67,7 +68,7 @@ def multiply(walk: CWalk, node: Node, kernel: Kernel) -> None:
     steps = [broadcast_strides(b.shape, out.shape) for b in data]
     bounds = _bounds(plan.output, out)
     sizes, (place, first, second, channel) = collapsed(out.shape, [strides_of(out.shape), *steps, bounds])
-    a, b = _less(f"x0[{index(first)}]", zeros[0]), _less(f"x1[{index(second)}]", zeros[1])
+    a, b = less(f"x0[{index(first)}]", zeros[0]), less(f"x1[{index(second)}]", zeros[1])
     text = narrowed(walk.source, plan.output, f"(int64_t)({a}) * ({b})", channel=index(channel))
     walk.source.call(f"{node.op} {node.name}", loops(sizes, f"y[{index(place)}] = ({out.ctype})({text});"), data, out)
 
@@ -79,14 +80,14 @@ def average(walk: CWalk, node: Node, kernel: Kernel) -> None:
     data = walk.stored(kernel.operands[0].tensor)
     zero, out = walk.plan.quantizers[kernel.operands[0].tensor].zero_point, walk.result(kernel)
     if fr.is_window(node):
-        inner = f"acc += {_less('x0[at]', zero)};"
+        inner = f"acc += {less('x0[at]', zero)};"
         text = narrowed(walk.source, plan.output, "acc", channel="c")
         done = f"y[place] = ({out.ctype})({text});"
         body = window_loops(node, data, out, begin="int64_t acc = 0;", inner=inner, done=done)
     else:
         size = prod(data.shape[2:])
         text = narrowed(walk.source, plan.output, "acc", channel=f"i0 % {data.shape[1]}")
-        inner = f"for (j = 0; j < {size}; j++)\n    acc += {_less(f'x0[i0 * {size} + j]', zero)};"
+        inner = f"for (j = 0; j < {size}; j++)\n    acc += {less(f'x0[i0 * {size} + j]', zero)};"
         one = f"int64_t acc = 0;\nint j;\n{inner}\ny[i0] = ({out.ctype})({text});"
         body = loops([data.shape[0] * data.shape[1]], one)
     walk.source.call(f"{node.op} {node.name}", body, [data], out)
@@ -159,10 +160,6 @@ def _bounds(r: Requantize | None, out: Buffer) -> tuple[int, ...]:
     """Return the place of a channel's bounds, relative to the result."""
     several = r is not None and r.by_channel is not None and len(out.shape) > 1
     return axis_strides(1, len(out.shape)) if several else (0,) * len(out.shape)
-
-
-def _less(value: str, zero: int) -> str:
-    return value if not zero else f"{value} - {zero}" if zero > 0 else f"{value} + {-zero}"
 
 
 def _wide(value: int) -> str:

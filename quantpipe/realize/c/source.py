@@ -99,6 +99,11 @@ def _string(values: NDArray[np.uint8]) -> str:
     return "\n".join('"' + "".join(table[row]) + '"' for row in rows)
 
 
+def less(value: str, zero: int) -> str:
+    """Return a value less its zero point."""
+    return value if not zero else f"{value} - {zero}" if zero > 0 else f"{value} + {-zero}"
+
+
 def integer(value: int) -> str:
     """Return an integer as C writes it; the minimum of a type is no literal of that type."""
     if value == -(1 << 63):

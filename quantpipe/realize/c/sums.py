@@ -13,6 +13,7 @@ from quantpipe.realize.c.c_buffers import CWalk
 from quantpipe.realize.c.memory import ctype
 from quantpipe.realize.c.narrow import limited, narrowed, per_channel
 from quantpipe.realize.c.nest import broadcast_strides, strides_of
+from quantpipe.realize.c.source import less
 from quantpipe.types import Accumulate, Contract, DType, Kernel
 
 TILE = 256
@@ -63,7 +64,7 @@ def transposed(walk: CWalk, node: Node, kernel: Kernel) -> None:
     for a in range(rank):
         at, tap = f"({at}) * {data.shape[2 + a]} + p{a}", f"({tap}) * {values.shape[2 + a]} + k{a}"
     lines.append(f"    for (c = 0; c < {inputs}; c++)")
-    lines.append(f"        acc += ({_acc(plan.bound)})({_centred(f'x0[{at}]', q.zero_point)}) * {weight}[{tap}];")
+    lines.append(f"        acc += ({_acc(plan.bound)})({less(f'x0[{at}]', q.zero_point)}) * {weight}[{tap}];")
     lines.append("    " + "}" * rank)
     place = f"n * {outputs} + m"
     for a in range(rank):
@@ -94,7 +95,7 @@ def contract(walk: CWalk, node: Node, kernel: Kernel, plan: Contract) -> None:
     lines += [
         f"    {_acc(plan.bound)} acc = 0;",
         f"    for (k = 0; k < {depth}; k++)",
-        f"        acc += ({_acc(plan.bound)})({_centred(left, za)}) * ({_centred(right, zb)});",
+        f"        acc += ({_acc(plan.bound)})({less(left, za)}) * ({less(right, zb)});",
         f"    y[{at(so)} + r * {columns} + n] = {_finished(walk, plan, out.ctype, acc='acc', channel='n')};",
         "}",
     ]
@@ -115,7 +116,7 @@ def _dense(walk: CWalk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
         f"for (n = 0; n < {columns}; n++) {{",
         f"    {acc} acc = {_bias(walk, plan, 'n')};",
         f"    for (k = 0; k < {depth}; k++)",
-        f"        acc += ({acc})({_centred(f'x0[r * {depth} + k]', zero)}) * {weight}[n * {depth} + k];",
+        f"        acc += ({acc})({less(f'x0[r * {depth} + k]', zero)}) * {weight}[n * {depth} + k];",
         f"    y[r * {columns} + n] = {_finished(walk, plan, out.ctype, acc='acc', channel='n')};",
         "}",
     ]
@@ -157,7 +158,7 @@ def _conv(walk: CWalk, node: Node, kernel: Kernel, plan: Accumulate) -> None:
         f"    const int fit = at < {size[last]} ? ({size[last] - 1} - at) / {s} + 1 : 0;",
         "    const int end = fit < width ? fit : width;",
         f"    const {data.ctype} *const row = x0 + ({row}) * {size[last]};",
-        f"    for (j = first; j < end; j++) acc[j] += ({_centred(f'row[at + j * {s}]', zero)}) * w;",
+        f"    for (j = first; j < end; j++) acc[j] += ({less(f'row[at + j * {s}]', zero)}) * w;",
         "}",
         "}" * last,
     ]
@@ -202,10 +203,6 @@ def _bias(walk: CWalk, plan: Accumulate, channel: str) -> str:
         return "0"
     wide = DType.INT64 if np.abs(plan.bias).max(initial=0) > DType.INT32.qmax else DType.INT32
     return per_channel(walk.source, plan.bias, wide, channel)
-
-
-def _centred(value: str, zero: int) -> str:
-    return value if not zero else f"{value} - {zero}" if zero > 0 else f"{value} + {-zero}"
 
 
 def _acc(bound: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph
-from quantpipe.oprules import OP_RULES, Family
+from quantpipe.oprules import NARROWED, OP_RULES, Family
 from quantpipe.realize.tflite.run import LiteRTKernels
 from quantpipe.types import (
     Contract,
@@ -25,7 +25,6 @@ from quantpipe.types import (
     Topology,
 )
 
-NARROWED = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 NAMED = 3
 """Kernels that a reason names."""
 

@@ -13,24 +13,22 @@ from typing import Any
 import numpy as np
 
 from quantpipe import intmath
-from quantpipe.arrays import Array
+from quantpipe.arrays import Array, Feeds
 from quantpipe.errors import HardwareError, brief
 from quantpipe.graph.tflite import litert
 from quantpipe.graph.tflite.layout import Order
 from quantpipe.graph.tflite.operators import IDENTIFIER
 from quantpipe.graph.tflite.read_tables import METADATA
 
-Feeds = Mapping[str, Array]
 LATENCY_RUNS = 30
 LATENCY_SECONDS = 1.0
 
 
 class LiteRTKernels(StrEnum):
-    """Name the kernels that LiteRT runs a file by: its reference ones, XNNPACK (its default), or its optimized ones."""
+    """Name the kernels that LiteRT runs a file by: its reference ones, or XNNPACK (its default)."""
 
     REFERENCE = "BUILTIN_REF"
     XNNPACK = "AUTO"
-    OPTIMIZED = "BUILTIN_WITHOUT_DEFAULT_DELEGATES"
 
     @property
     def word(self) -> str:

@@ -41,7 +41,6 @@ class Machine:
         self.inputs = np.zeros((INPUTS, BLOCK), np.int8)
         self.weights = np.zeros((WEIGHTS, BLOCK, BLOCK), np.int8)
         self.accumulators = np.zeros((ACCUMULATORS, BLOCK), np.int32)
-        self.gemm_steps = 0
 
     def run(self, program: Sequence[Instruction]) -> None:
         """Run a program to its end.
@@ -140,7 +139,6 @@ class Machine:
         _within(src, INPUTS, "GEMM input")
         if one["wgt_out"] or one["wgt_in"]:
             raise HardwareError("GEMM walks over weights, which is not executed", stage="evaluate", where="vta")
-        self.gemm_steps += dst.size
         products = self.inputs[src].astype(np.float32) @ self.weights[uops[:, 2]].astype(np.float32).swapaxes(1, 2)
         order = np.argsort(uops[:, 0], kind="stable")
         starts = np.flatnonzero(np.diff(uops[order, 0], prepend=-1))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.rewrites.recurrent.layer import CELLS
 from quantpipe.graph.rewrites.recurrent.writer import StepWriter
-from quantpipe.graph.rewrites.tools import attribute, is_op
+from quantpipe.graph.rewrites.tools import attribute, is_op, operand
 
 SEQUENCE, STATE = (1, 0, 2), (1, 0, 2)
 """Axes of the input and of states with time, or directions, first; they are their own inverse."""
@@ -38,7 +38,7 @@ def _is_batch_first(node: ir.Node) -> bool:
 def _turn(graph: ir.Graph, node: ir.Node) -> None:
     writer = StepWriter(graph, node)
     for port, axes in ((DATA, SEQUENCE), (HIDDEN, STATE), (CELL, STATE)):
-        value = node.inputs[port] if port < len(node.inputs) else None
+        value = operand(node, port)
         if value is not None:
             node.replace_input_with(port, writer.op("Transpose", value, name=f"input{port}_time_first", perm=axes))
     del node.attributes["layout"]
