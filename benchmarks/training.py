@@ -128,13 +128,13 @@ class Work:
             recover="none" if line.kind == "folds" else "default",
         )  # fmt: skip
         steps = pipeline._steps
-        found, self.run = steps.recovered, steps.job
-        self.strategy, self.overrides, self.inputs = found.strategy, found.overrides, steps.job.inputs
-        topology = steps.job.with_topology_of(found.strategy).topology
-        network = rescale_channels(steps.job.graph, topology, self.overrides.channels, self.overrides.rotations)
+        found, self.run = steps.recovered, steps.context
+        self.strategy, self.overrides, self.inputs = found.strategy, found.overrides, steps.context.inputs
+        topology = steps.context.with_topology_of(found.strategy).topology
+        network = rescale_channels(steps.context.graph, topology, self.overrides.channels, self.overrides.rotations)
         from quantpipe.plan import Problem
 
-        self.problem = Problem(*network, steps.job.settings.spec, steps.job.settings.schema)
+        self.problem = Problem(*network, steps.context.settings.spec, steps.context.settings.schema)
         norms = batch_norms(ir.load(model)) if line.kind == "folds" else {}
         self.norms = {made: norm for made, norm in norms.items() if made in self.problem.graph.producers}
 

@@ -160,7 +160,7 @@ class Pipeline:
         with self._guard, RunFolder(self._workspace.path).lock():
             if not self._tracks:
                 self._settings.tracker.check()
-                start_tracking(self._settings, self._steps.job.inputs, self._steps.job.console)
+                start_tracking(self._settings, self._steps.context.inputs, self._steps.context.console)
                 self._tracks = True
             return ask(self._steps)
 
@@ -219,5 +219,5 @@ def quantize(
     return Pipeline(model, samples, hardware, folder=folder, progress=progress, **options).run()
 
 
-def _outcome(found: SearchDecision) -> SearchOutcome:
-    return SearchOutcome(found.strategy, dict(found.report), dict(found.recovery))
+def _outcome(decision: SearchDecision) -> SearchOutcome:
+    return SearchOutcome(decision.strategy, dict(decision.report), dict(decision.recovery))

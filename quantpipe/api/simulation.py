@@ -31,8 +31,8 @@ class SimulatedNetwork:
     """
 
     def __init__(self, made: RealizedRun) -> None:
-        graph: Graph = made.job.graph
-        simulation = simulate(graph, made.job.topology, made.plan)
+        graph: Graph = made.context.graph
+        simulation = simulate(graph, made.context.topology, made.plan)
         held = simulation.rendered.integers
         self.plan: QuantPlan = made.plan
         self.inputs, self.outputs = (tuple(port.name for port in ports) for ports in (graph.inputs, graph.outputs))

@@ -107,10 +107,10 @@ def shipped() -> ShippedOptions:
 
 
 def diagnosis(
-    job: RunContext, found: SearchDecision, profile: Profile | None, report: RunReport, *, budget: EffortBudget
+    context: RunContext, decision: SearchDecision, profile: Profile | None, report: RunReport, *, budget: EffortBudget
 ) -> DiagnosisPart | None:
     """Return the faults of a result that misses its objective, as `pipeline.open_run` takes it."""
-    return diagnose(job, found, profile, report, budget=budget, shipped=shipped)
+    return diagnose(context, decision, profile, report, budget=budget, shipped=shipped)
 
 
 def _refuse_other_version(report: Mapping[str, Any], path: Path) -> None:

@@ -240,7 +240,7 @@ def _run(settings: Settings) -> None:
     try:
         tracker.check()
         steps = open_run(settings, console, diagnosis)  # a mistyped path leaves no failed run behind
-        start_tracking(settings, steps.job.inputs, steps.job.console)
+        start_tracking(settings, steps.context.inputs, steps.context.console)
         with tracker:
             report = run(steps)
     except KeyboardInterrupt:

@@ -73,11 +73,13 @@ class Advisor:
     `evaluations` counts runs of a simulated model over the samples.
     """
 
-    def __init__(self, job: RunContext, found: SearchDecision, profile: Profile | None, samples: Samples) -> None:
-        self._job, self._found, self._profile = job, found, profile
-        session = Session(job.graph.model, where=job.graph.source)
-        self.reference = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
-        self._judge = KeptScorer(job.graph, self.reference, samples, job.settings.calibrate.memory_mb)
+    def __init__(
+        self, context: RunContext, decision: SearchDecision, profile: Profile | None, samples: Samples
+    ) -> None:
+        self._context, self._found, self._profile = context, decision, profile
+        session = Session(context.graph.model, where=context.graph.source)
+        self.reference = reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
+        self._judge = KeptScorer(context.graph, self.reference, samples, context.settings.calibrate.memory_mb)
 
     @property
     def evaluations(self) -> int:
@@ -92,12 +94,12 @@ class Advisor:
     def as_it_is(self) -> MeasuredLoss:
         """Return the measurements of the run's own strategy, recovery included."""
         return self._judged(
-            self._job.with_topology_of(self._found.strategy), self._found.strategy, self._found.overrides
+            self._context.with_topology_of(self._found.strategy), self._found.strategy, self._found.overrides
         )
 
     def unrecovered(self) -> MeasuredLoss:
         """Return the measurements without recovery."""
-        return self._judged(self._job.with_topology_of(self._found.strategy), self._found.strategy, NO_OVERRIDES)
+        return self._judged(self._context.with_topology_of(self._found.strategy), self._found.strategy, NO_OVERRIDES)
 
     def measured(self, change: Change) -> MeasuredLoss | None:
         """Return the measurements of a run with the change; None if it is impossible."""
@@ -117,70 +119,70 @@ class Advisor:
         with tempfile.TemporaryDirectory(prefix="quantpipe-") as folder:
             settings = replace(change.settings, folder=Path(folder))
             graph = self._with_more_channels(settings)
-            job = RunContext.of(settings, replace(self._job.inputs, graph=graph), Quiet())
-            job = applied(job, self._found.report.get("precision"))
-            other = frozenset(t for t, shape in graph.shapes.items() if self._job.graph.shapes.get(t) != shape)
-            profile = self._statistics(job, other)
-            strategy = self._strategy(job, profile, change, other)
-        job, overrides = job.with_topology_of(strategy), NO_OVERRIDES
+            context = RunContext.of(settings, replace(self._context.inputs, graph=graph), Quiet())
+            context = applied(context, self._found.report.get("precision"))
+            other = frozenset(t for t, shape in graph.shapes.items() if self._context.graph.shapes.get(t) != shape)
+            profile = self._statistics(context, other)
+            strategy = self._strategy(context, profile, change, other)
+        context, overrides = context.with_topology_of(strategy), NO_OVERRIDES
         if change.recover is not None:
-            overrides = _recovered(job, strategy, profile, change.recover)
+            overrides = _recovered(context, strategy, profile, change.recover)
         if change.train.active:
-            refuse_untrainable(job)
-            overrides = _recovered(job, strategy, profile, RecoverOptions(()), start=self._found.overrides)
-        return self._judged(job, strategy, overrides)
+            refuse_untrainable(context)
+            overrides = _recovered(context, strategy, profile, RecoverOptions(()), start=self._found.overrides)
+        return self._judged(context, strategy, overrides)
 
     def _with_more_channels(self, settings: Settings) -> Graph:
         """Return the run's network, with the channels split that the run itself does not split."""
-        before = self._job.settings.annotate.split_channels or {}
+        before = self._context.settings.annotate.split_channels or {}
         more = {t: c for t, c in (settings.annotate.split_channels or {}).items() if t not in before}
-        return with_split_channels(self._job.graph, settings.spec, settings.schema, more)
+        return with_split_channels(self._context.graph, settings.spec, settings.schema, more)
 
-    def _statistics(self, job: RunContext, other: Collection[str]) -> Profile:
+    def _statistics(self, context: RunContext, other: Collection[str]) -> Profile:
         """Return the run's statistics, completed for new tensors; measured again if they come from another source.
 
         `other`: tensors with other channels than in the run.
         """
-        same = job.settings.profile == self._job.settings.profile
+        same = context.settings.profile == self._context.settings.profile
         loaded = None
-        if job.settings.profile is not None and self._profile is None:
-            loaded = loaded_profile(job.settings, job.graph, job.variants.measured, job.estimator)
+        if context.settings.profile is not None and self._profile is None:
+            loaded = loaded_profile(context.settings, context.graph, context.variants.measured, context.estimator)
         known = self._profile if same else None
         if known is not None and other:
             known = replace(known, tensors={t: s for t, s in known.tensors.items() if t not in other})
-        return calibrate(job, known, loaded)
+        return calibrate(context, known, loaded)
 
-    def _strategy(self, job: RunContext, profile: Profile, change: Change, other: Collection[str]) -> Strategy:
+    def _strategy(self, context: RunContext, profile: Profile, change: Change, other: Collection[str]) -> Strategy:
         """Return the run's decisions in the space of the changed run; ranges stay if the scale group is the same."""
         own = self._found.strategy
-        found = job.thresholds(profile).strategy(job.space.decode(_point(job, own)))
+        found = context.thresholds(profile).strategy(context.space.decode(_point(context, own)))
         if change.anew:
             return found
-        before = self._job.variants.at(own.structure)
-        kept = _same_groups(before, job.variants.at(found.structure), own, found)
+        before = self._context.variants.at(own.structure)
+        kept = _same_groups(before, context.variants.at(found.structure), own, found)
         as_before = {key: own.ranges[key] for key in kept if key not in other}
         return replace(found, ranges={**found.ranges, **as_before})
 
-    def _judged(self, job: RunContext, strategy: Strategy, overrides: Overrides) -> MeasuredLoss:
-        """`job` has the topology of the strategy already."""
-        spec = job.settings.spec
-        cost = COSTS[own_cost(spec)](job.topology, job.graph, spec, strategy.bits)
-        job = job.recovered_network(overrides)
-        plan = job.problem.plan(strategy, overrides)
+    def _judged(self, context: RunContext, strategy: Strategy, overrides: Overrides) -> MeasuredLoss:
+        """`context` has the topology of the strategy already."""
+        spec = context.settings.spec
+        cost = COSTS[own_cost(spec)](context.topology, context.graph, spec, strategy.bits)
+        context = context.recovered_network(overrides)
+        plan = context.problem.plan(strategy, overrides)
         self._judge.release()  # the sessions of another topology
-        outputs = self._judge.outputs(job.graph, job.topology, plan)
+        outputs = self._judge.outputs(context.graph, context.topology, plan)
         accuracy = top1(self.reference.main(outputs), self.reference.labels)
         return MeasuredLoss(self._judge.loss_of(outputs), accuracy, cost)
 
 
-def _point(job: RunContext, strategy: Strategy) -> Point:
+def _point(context: RunContext, strategy: Strategy) -> Point:
     """Return the point of a space that is nearest to a strategy; choices unknown to it start as they do."""
     decided = dict(strategy.structure.decided)
     wanted = (
         strategy.bits.get(choice.subject) if choice.kind == ChoiceKind.BITS else decided.get(choice.key)
-        for choice in job.space
+        for choice in context.space
     )
-    return tuple(c.options.index(c.nearest(option)) for c, option in zip(job.space, wanted, strict=True))
+    return tuple(c.options.index(c.nearest(option)) for c, option in zip(context.space, wanted, strict=True))
 
 
 def _same_groups(before: Topology, after: Topology, own: Strategy, found: Strategy) -> Sequence[str]:
@@ -197,9 +199,14 @@ def _same_groups(before: Topology, after: Topology, own: Strategy, found: Strate
 
 
 def _recovered(
-    job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions, *, start: Overrides = NO_OVERRIDES
+    context: RunContext,
+    strategy: Strategy,
+    profile: Profile,
+    options: RecoverOptions,
+    *,
+    start: Overrides = NO_OVERRIDES,
 ) -> Overrides:
-    return recovered(job, stages.SearchedStrategy(strategy, start, profile), options).overrides
+    return recovered(context, stages.SearchedStrategy(strategy, start, profile), options).overrides
 
 
 def with_annotate(settings: Settings, **changes: Any) -> Settings:

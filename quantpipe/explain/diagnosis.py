@@ -40,8 +40,8 @@ RECOVERY = 10**10
 
 
 def diagnose(
-    job: RunContext,
-    found: SearchDecision,
+    context: RunContext,
+    decision: SearchDecision,
     profile: Profile | None,
     report: RunReport,
     *,
@@ -50,47 +50,47 @@ def diagnose(
 ) -> DiagnosisPart | None:
     """Return the diagnosis of a result; None where it loses no more than allowed, or diagnosis is off.
 
-    `job` is the run on the network as it was given. A replay has no profile, and nothing is changed for it. `shipped`
-    are options of the configuration that are tried for the whole run. `budget` limits the time.
+    `context` is the run on the network as it was given. A replay has no profile, and nothing is changed for it.
+    `shipped` are options of the configuration that are tried for the whole run. `budget` limits the time.
     """
-    why = list(reasons(report, found, job.settings.evaluate))
-    if not why or job.settings.evaluate.explain == "none":
+    why = list(reasons(report, decision, context.settings.evaluate))
+    if not why or context.settings.evaluate.explain == "none":
         return None
     if not budget.options.explain_passes:
         budget.leave_out("the diagnosis of the result (effort.explain_passes=0)")
         return None
     try:
         options = shipped() if profile is not None else ShippedOptions()
-        return _diagnosed(job, found, profile, why, shipped=options, budget=budget)
+        return _diagnosed(context, decision, profile, why, shipped=options, budget=budget)
     except QuantpipeError as error:  # the result is there; a run does not fail for what is said about it
-        job.console.warn(f"evaluate.explain: what is wrong with the result could not be found out: {error}")
+        context.console.warn(f"evaluate.explain: what is wrong with the result could not be found out: {error}")
         return None
 
 
 def _diagnosed(
-    job: RunContext,
-    found: SearchDecision,
+    context: RunContext,
+    decision: SearchDecision,
     profile: Profile | None,
     why: list[str],
     *,
     shipped: ShippedOptions,
     budget: EffortBudget,
 ) -> DiagnosisPart:
-    began, search, spending = time.perf_counter(), job.inputs.search, Spending(budget.seconds(EXPLAIN))
-    work = max(sum(multiply_accumulates(node, job.graph) for node in job.graph.nodes), 1)
+    began, search, spending = time.perf_counter(), context.inputs.search, Spending(budget.seconds(EXPLAIN))
+    work = max(sum(multiply_accumulates(node, context.graph) for node in context.graph.nodes), 1)
     count = min(max(WORK // work, LEAST_SAMPLES), MOST_SAMPLES)
-    few = First(search, whole_batches(job.graph, count))
+    few = First(search, whole_batches(context.graph, count))
     light = work * count <= WORK
 
     def affordable(change: Change) -> bool:
         if profile is None or change.train.active:
             return False
         if change.recover is not None:
-            return work * len(job.inputs.calibrate) <= RECOVERY
+            return work * len(context.inputs.calibrate) <= RECOVERY
         return light or bool(change.members)  # a change of the whole run rounds every weight again
 
     closeness = Closeness(few, few, CULPRITS, (), CAUSES, affordable, spending)
-    seen = inspect(job, found, profile, shipped=shipped, closeness=closeness)
+    seen = inspect(context, decision, profile, shipped=shipped, closeness=closeness)
     if seen.unseen:
         budget.leave_out(f"diagnosis: {len(seen.unseen)} tensors, weights and biases were not measured alone")
     if seen.cut:
@@ -112,9 +112,9 @@ def _diagnosed(
     }
 
 
-def reasons(report: RunReport, found: SearchDecision, options: EvaluateSettings) -> Iterator[str]:
+def reasons(report: RunReport, decision: SearchDecision, options: EvaluateSettings) -> Iterator[str]:
     """Yield why a result is not good enough, in sentences: what it misses, and what it loses on new samples."""
-    missed = found.report.get("shortfall")
+    missed = decision.report.get("shortfall")
     if missed:
         yield missed
     metrics = report["metrics"]
@@ -122,7 +122,7 @@ def reasons(report: RunReport, found: SearchDecision, options: EvaluateSettings)
     main = report["run"].get("output") or (report["outputs"][0]["output"] if report["outputs"] else "")
     for lost in below(report["outputs"], options.warn_sqnr_db, main if is_accurate(real, own) else None):
         yield f"{lost.output} has {lost.sqnr_db:.1f} dB of SQNR, less than evaluate.warn_sqnr_db"
-    least, carried, metric = found.report.get("least_value"), report["generalization"], found.report.get("metric")
+    least, carried, metric = decision.report.get("least_value"), report["generalization"], decision.report.get("metric")
     if missed or least is None or carried is None or metric not in (Metric.AUTO, Metric.KL, Metric.MSE):
         return
     if carried["report"] > -least:

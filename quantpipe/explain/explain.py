@@ -29,12 +29,12 @@ def explain(settings: Settings, console: Console, shipped: ShippedOptions, optio
     holds no finished run, a damaged run, or one of other samples or another model.
     """
     console.stage("model", str(settings.model))
-    job = RunContext.of(settings, load(settings), console)
-    with job.files.lock():
-        found = finished_run(job, STAGE)
-        profile = job.files.read_profile(job.calibrated) if job.files.stats.is_file() else None
-        report = explained(job, found, profile, shipped=shipped, options=options)
-        job.files.write_explained(report, job.origin("explain", job.fitted_on, ()))
+    context = RunContext.of(settings, load(settings), console)
+    with context.files.lock():
+        found = finished_run(context, STAGE)
+        profile = context.files.read_profile(context.calibrated) if context.files.stats.is_file() else None
+        report = explained(context, found, profile, shipped=shipped, options=options)
+        context.files.write_explained(report, context.origin("explain", context.fitted_on, ()))
     return report
 
 
@@ -51,16 +51,16 @@ def explain_strategy(
     with replaying.files.lock(), TemporaryDirectory(prefix="quantpipe-") as folder:
         found = replayed_strategy(replaying)
         run = replace(settings, command="run", strategy=None, folder=Path(folder))
-        job = RunContext.of(run, replaying.inputs, console)
-        profile = calibrate(job, None, None)
-        report = explained(job, found, profile, shipped=shipped, options=options)
+        context = RunContext.of(run, replaying.inputs, console)
+        profile = calibrate(context, None, None)
+        report = explained(context, found, profile, shipped=shipped, options=options)
         replaying.files.write_explained(report, replaying.origin("explain", replaying.fitted_on, ()))
     return report
 
 
 def explained(
-    job: RunContext,
-    found: SearchDecision,
+    context: RunContext,
+    decision: SearchDecision,
     profile: Profile | None,
     *,
     shipped: ShippedOptions,
@@ -71,21 +71,21 @@ def explained(
     `shipped` are options of the configuration that are tried for the whole run.
     """
     began = time.perf_counter()
-    few = First(job.inputs.search, whole_batches(job.graph, options.samples))
-    closeness = Closeness(few, job.inputs.search, options.culprits, options.per_channel)
-    seen = inspect(job, found, profile, shipped=shipped, closeness=closeness)
+    few = First(context.inputs.search, whole_batches(context.graph, options.samples))
+    closeness = Closeness(few, context.inputs.search, options.culprits, options.per_channel)
+    seen = inspect(context, decision, profile, shipped=shipped, closeness=closeness)
     return {
         "version": __version__,
-        "model": job.graph.source,
+        "model": context.graph.source,
         "file": None,
-        "hardware": job.settings.spec.name,
-        "shortfall": found.report.get("shortfall"),
+        "hardware": context.settings.spec.name,
+        "shortfall": decision.report.get("shortfall"),
         "loss": seen.now.loss,
         "loss_before_recovery": seen.before.loss if seen.recovered else None,
         "loss_by_scales": None,
         "accuracy": {"float": seen.float_accuracy, "run": seen.now.accuracy},
         "samples": len(few),
-        "doubts": list(job.inputs.doubts),
+        "doubts": list(context.inputs.doubts),
         "causes": seen.causes,
         "accumulators": seen.accumulators,
         "advice": seen.advice,

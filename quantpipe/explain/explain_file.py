@@ -53,10 +53,10 @@ def explain_file(settings: Settings, file: Path, console: Console, options: Expl
     """
     console.stage("model", f"{file} compared with {settings.model}")
     read = _read(settings, file)
-    job = RunContext.of(settings, read.inputs, console)
-    with job.files.lock():
+    context = RunContext.of(settings, read.inputs, console)
+    with context.files.lock():
         report = _explained(settings, read, file, console, options=options)
-        job.files.write_explained(report, job.origin("explain", {"file": read.other.model_hash}, ()))
+        context.files.write_explained(report, context.origin("explain", {"file": read.other.model_hash}, ()))
     return report
 
 

@@ -73,43 +73,48 @@ class Inspection:
 
 
 def inspect(
-    job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: ShippedOptions, closeness: Closeness
+    context: RunContext,
+    decision: SearchDecision,
+    profile: Profile | None,
+    *,
+    shipped: ShippedOptions,
+    closeness: Closeness,
 ) -> Inspection:
     """Return a strategy's losses by place, and changes of the configuration with their gains, the best first.
 
     `profile` has the statistics of the decision, if known. `shipped` are options of the configuration that are tried
     for the whole run; training only after recovery that did not reach the objective.
     """
-    if not (found.overrides and found.report.get("shortfall")):
+    if not (decision.overrides and decision.report.get("shortfall")):
         shipped = replace(shipped, train=None)
-    settled = job.with_topology_of(found.strategy)
+    settled = context.with_topology_of(decision.strategy)
     # Without recovery: its biases make up for errors elsewhere, so that none of its numbers is right alone.
-    plan = settled.problem.plan(found.strategy)
+    plan = settled.problem.plan(decision.strategy)
     few = closeness.alone
-    job.console.stage("alone", f"what costs most, on {len(few)} samples")
+    context.console.stage("alone", f"what costs most, on {len(few)} samples")
     causes = Causes(
-        job.graph, settled.topology, plan, few, compared=job.inputs.compared, per_channel=closeness.per_channel
+        context.graph, settled.topology, plan, few, compared=context.inputs.compared, per_channel=closeness.per_channel
     )
     spending = closeness.spending
     rows = causes.rows(
-        SPLIT * closeness.culprits, job.console.progress("alone"), most=closeness.causes,
+        SPLIT * closeness.culprits, context.console.progress("alone"), most=closeness.causes,
         spending=spending.first(ALONE),
     )  # fmt: skip
-    advisor = Advisor(job, found, profile, closeness.judged)
+    advisor = Advisor(context, decision, profile, closeness.judged)
     now = advisor.as_it_is()
-    recovered = bool(found.overrides)
+    recovered = bool(decision.overrides)
     before = advisor.unrecovered() if recovered else now
     culprits = culprits_of(rows, settled.topology)[: closeness.culprits]
-    statistics = _statistics(job, culprits, settled.topology, profile)
+    statistics = _statistics(context, culprits, settled.topology, profile)
     wrapped = [row["tensor"] for row in rows if row["overflow"]]
-    shown = First(job.inputs.calibrate, min(len(few), len(job.inputs.calibrate)))
+    shown = First(context.inputs.calibrate, min(len(few), len(context.inputs.calibrate)))
     names = [t for one in culprits for t in one.members]
-    outliers = outlier_channels(job.graph, settled.topology, names, shown)
-    proposals = ChangeProposals(job, found.strategy, settled.topology, statistics, wrapped, outliers)
+    outliers = outlier_channels(context.graph, settled.topology, names, shown)
+    proposals = ChangeProposals(context, decision.strategy, settled.topology, statistics, wrapped, outliers)
     changes = [*(c for one in culprits for c in proposals.of(one)), *proposals.of_all(shipped, recovered=recovered)]
     measured = [change for change in changes if closeness.affordable(change)]
-    job.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")
-    show = job.console.progress("advice")
+    context.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")
+    show = context.console.progress("advice")
     advice: list[AdviceRow] = []
     done = 0
     for number, change in enumerate(measured):
@@ -119,9 +124,11 @@ def inspect(
         done = number + 1
         advice += [] if row is None else [row]
         show(number + 1, len(measured), change.words)
-    findings = () if profile is None else findings_of(job.graph, settled.topology, profile, settled.topology.kernel_of)
+    findings = (
+        () if profile is None else findings_of(context.graph, settled.topology, profile, settled.topology.kernel_of)
+    )
     name_faults(rows, statistics=statistics, raised=plan.raised, findings=findings)
-    best = ordered(advice, _allowed(found))
+    best = ordered(advice, _allowed(decision))
     name_reasons(best, rows)
     return Inspection(
         rows,
@@ -139,26 +146,28 @@ def inspect(
     )
 
 
-def _allowed(found: SearchDecision) -> Callable[[AdviceRow], bool] | None:
+def _allowed(decision: SearchDecision) -> Callable[[AdviceRow], bool] | None:
     """Return whether a change keeps the objective (losses within its bound are allowed); None if the run misses it."""
-    if found.report.get("shortfall"):
+    if decision.report.get("shortfall"):
         return None
-    least, metric = found.report.get("least_value"), found.report.get("metric")
+    least, metric = decision.report.get("least_value"), decision.report.get("metric")
     most = -float(least) if isinstance(least, int | float) and metric in (Metric.AUTO, Metric.KL, Metric.MSE) else 0.0
     return lambda row: row["loss_after"] <= max(most, SLACK * row["loss_before"])
 
 
 def _statistics(
-    job: RunContext, culprits: Sequence[Culprit], topology: Topology, profile: Profile | None
+    context: RunContext, culprits: Sequence[Culprit], topology: Topology, profile: Profile | None
 ) -> dict[str, TensorStats]:
     """Return the statistics of the culprits' ranges: the run's own, if it measured them itself, else new ones."""
-    known = dict(profile.tensors) if profile is not None and job.settings.profile is None else {}
+    known = dict(profile.tensors) if profile is not None and context.settings.profile is None else {}
     groups = [topology.group_of[t] for one in culprits for t in one.members if t in topology.group_of]
-    missing = [t for g in groups for t in g.sources if t not in known and not job.graph.is_constant(t)]
+    missing = [t for g in groups for t in g.sources if t not in known and not context.graph.is_constant(t)]
     if not missing:
         return known
     unique = list(dict.fromkeys(missing))
-    return known | dict(measure(job.graph, unique, job.inputs.calibrate, job.settings.calibrate.memory_mb).tensors)
+    return known | dict(
+        measure(context.graph, unique, context.inputs.calibrate, context.settings.calibrate.memory_mb).tensors
+    )
 
 
 def culprits_of(causes: Sequence[CauseRow], topology: Topology) -> list[Culprit]:

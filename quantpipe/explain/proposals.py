@@ -51,7 +51,7 @@ class ChangeProposals:
     `strategy` is what it chose, `topology` what runs in integers with that, `statistics` what other ranges follow from.
     """
 
-    job: RunContext
+    context: RunContext
     strategy: Strategy
     topology: Topology
     statistics: Mapping[str, TensorStats]
@@ -74,7 +74,7 @@ class ChangeProposals:
 
     def of_all(self, shipped: ShippedOptions, *, recovered: bool) -> Iterator[Change]:
         """Return possible remedies for the whole run."""
-        settings = self.job.settings
+        settings = self.context.settings
         for name, (estimator, method) in shipped.thresholds.items():
             if (repr(estimator), method) != (repr(settings.estimator), settings.weight_method):
                 other = replace(settings, estimator=estimator, weight_method=method)
@@ -100,7 +100,7 @@ class ChangeProposals:
 
     def _back_in_integers(self) -> Iterator[Change]:
         """Yield each pattern of nodes that the user keeps in float, and each op: maybe only the cost of it remains."""
-        settings, graph = self.job.settings, self.job.graph
+        settings, graph = self.context.settings, self.context.graph
         kept = settings.annotate
         for pattern in kept.float_nodes:
             nodes = [node.name for node in graph.nodes if fnmatchcase(node.name, pattern)]
@@ -115,19 +115,19 @@ class ChangeProposals:
 
     def _in_float(self, culprit: Culprit) -> Iterator[Change]:
         """Yield the kernels that make or read it: a tensor stays stored as long as one of its readers wants it so."""
-        may = self.job.variants.may_float
+        may = self.context.variants.may_float
         nodes: dict[str, None] = {}
         for member in culprit.members:
-            maker = self.job.graph.producers.get(member)
+            maker = self.context.graph.producers.get(member)
             names = [] if maker is None else [self.topology.fused_into.get(maker.name, maker.name)]
-            names += [node.name for node, _ in self.job.graph.consumers.get(member, ())]
+            names += [node.name for node, _ in self.context.graph.consumers.get(member, ())]
             nodes |= dict.fromkeys(name for name in names if name in may)
         if not nodes or not self.topology.kernel_of.keys() & nodes.keys():
             return
-        every = [node.name for node in self.job.graph.nodes]
-        wanted = [*self.job.settings.annotate.float_nodes, *patterns(list(nodes), every)]
+        every = [node.name for node in self.context.graph.nodes]
+        wanted = [*self.context.settings.annotate.float_nodes, *patterns(list(nodes), every)]
         words = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} in float"
-        settings = with_annotate(self.job.settings, float_nodes=tuple(wanted))
+        settings = with_annotate(self.context.settings, float_nodes=tuple(wanted))
         yield Change(culprit.role, culprit.members, words, (override("annotate.float_nodes", wanted),), settings)
 
     def _wider(self, culprit: Culprit) -> Iterator[Change]:
@@ -153,7 +153,7 @@ class ChangeProposals:
             sources = [stats[s] for s in group.sources if s in stats] if group is not None else []
             if group is None or not sources or (getattr(estimator, "needs_histogram", True) and not sources[0].full):
                 continue
-            bits, schema = self.strategy.bits[group.key], self.job.settings.schema.activations
+            bits, schema = self.strategy.bits[group.key], self.context.settings.schema.activations
             parts = [estimator(s, bits, schema) for s in sources]
             low, high = (float(f"{end:.6g}") for end in (min(p.low for p in parts), max(p.high for p in parts)))
             own = self.strategy.ranges[group.key]
@@ -164,27 +164,27 @@ class ChangeProposals:
     def _stated(self, culprit: Culprit, words: str, statements: Mapping[str, Any]) -> Iterator[Change]:
         if not statements:
             return
-        every = constraints_with(self.job.settings, statements)
+        every = constraints_with(self.context.settings, statements)
         try:
-            settings = with_annotate(self.job.settings, constraints=every)
+            settings = with_annotate(self.context.settings, constraints=every)
         except ConfigError:
             return
         yield Change(culprit.role, tuple(statements), words, (override("annotate.constraints", every),), settings)
 
     def _split(self, culprit: Culprit) -> Iterator[Change]:
         """Yield a split of channels that alone set the step of all others; splits of the run itself stay."""
-        before = self.job.settings.annotate.split_channels or {}
+        before = self.context.settings.annotate.split_channels or {}
         more = {t: self.outliers[t] for t in culprit.members if t in self.outliers and t not in before}
         if more:
             count = sum(map(len, more.values()))
             words = f"{count} channel{'s' if count > 1 else ''} split, so that outliers set no step"
             every = {**before, **more}
-            settings = with_annotate(self.job.settings, split_channels=every)
+            settings = with_annotate(self.context.settings, split_channels=every)
             text = (override("annotate.split_channels", every),)
             yield Change(culprit.role, tuple(more), words, text, settings)
 
     def _weights(self, culprit: Culprit) -> Iterator[Change]:
-        settings, sites = self.job.settings, self.topology.weight_of
+        settings, sites = self.context.settings, self.topology.weight_of
         weights = [sites[t] for t in culprit.members if t in sites]
         fewer = {
             choice_key(ChoiceKind.BITS, w.tensor): w.max_bits
@@ -208,7 +208,7 @@ class ChangeProposals:
             yield replace(change, overrides=text, settings=annotated)
 
     def _fixed(self, culprit: Culprit, words: str, options: Mapping[str, int | str]) -> Change:
-        settings = self.job.settings
+        settings = self.context.settings
         fix = {**settings.limits.fix, **options}
         limits = ChoiceLimits(fix, settings.limits.restrict, settings.limits.freeze)
         text = (override("choices.fix", fix),)

@@ -95,15 +95,17 @@ class Evaluated:
     baseline: BaselinePart | None = None
 
 
-def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
+def build_report(
+    context: RunContext, decision: SearchDecision, evaluated: Evaluated, profile: Profile | None
+) -> RunReport:
     """Return the whole report as plain data.
 
-    `job` has the topology of the found strategy. `profile` has the statistics of the strategy, if this run has them.
+    `context` has the topology of the found strategy. `profile` has its statistics, if this run has them.
     """
-    settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
+    settings, graph, topology, inputs = context.settings, context.graph, context.topology, context.inputs
     anew = graph.as_given is not None
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
-    recovery = found.recovery
+    recovery = decision.recovery
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     free |= {"steps": evaluation.steps} if evaluation.steps is not None else {}
@@ -116,7 +118,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     several: OptionalParts = {} if not evaluated.forms else {"forms": list(evaluated.forms)}
     return {
         "version": __version__,
-        "run": _run(job, found, evaluation),
+        "run": _run(context, decision, evaluation),
         "metrics": evaluation.metrics,
         "outputs": list(evaluation.outputs),
         "intervals": _intervals(evaluation),
@@ -128,8 +130,8 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
-        "precision": found.report.get("precision") or None,
-        "search": _without_precision(found.report),
+        "precision": decision.report.get("precision") or None,
+        "search": _without_precision(decision.report),
         "model": evaluated.model,
         "cost": evaluated.costs,
         "latency": evaluation.latency,
@@ -144,12 +146,12 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "beyond": list(evaluated.beyond),
         "enough": evaluated.enough,
         "groups": {"rows": evaluation.groups.rows, "worst": evaluation.groups.worst},
-        "rectified": list(found.rectified),
+        "rectified": list(decision.rectified),
         "recover": list(recovery.get("steps", [])),
         "recovery": recovery.get("gain"),
         "layers": list(evaluation.layers),
         "layer_samples": evaluation.layer_samples,
-        "choices": _choices(job.space, topology, found.strategy),
+        "choices": _choices(context.space, topology, decision.strategy),
         "host": evaluated.host,
         "warnings": [
             *inputs.doubts,
@@ -162,8 +164,8 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *_left_out(data),
             *_shared(data),
             *_profile_notes(profile),
-            *_search_notes(found.report),
-            *_overruled(found.report.get("threshold_rules", ())),
+            *_search_notes(decision.report),
+            *_overruled(decision.report.get("threshold_rules", ())),
             *evaluation.warnings,
             *([changed] if (changed := imported_warning(evaluated.imported)) is not None else []),
             *forms_warnings(evaluated.forms),
@@ -182,8 +184,8 @@ def _float_nodes(graph: Graph, topology: Topology) -> list[FloatNodeRow]:
     return rows
 
 
-def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunPart:
-    settings, graph, inputs = job.settings, job.graph, job.inputs
+def _run(context: RunContext, decision: SearchDecision, evaluation: Evaluation) -> RunPart:
+    settings, graph, inputs = context.settings, context.graph, context.inputs
     run = {
         "model": Path(graph.source).name,
         "model_path": graph.source,
@@ -198,7 +200,7 @@ def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunP
         "samples": evaluation.samples,
         **_bounded(evaluation),
         **({"output": inputs.output} if len(graph.outputs) > 1 else {}),
-        **(_replayed(found.report) if settings.command == "replay" else {}),
+        **(_replayed(decision.report) if settings.command == "replay" else {}),
     }
     return cast("RunPart", run)  # the options of the groups come as one mapping
 

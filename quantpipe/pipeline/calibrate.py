@@ -18,103 +18,105 @@ from quantpipe.pipeline.context import RunContext
 from quantpipe.types import Profile, TensorStats
 
 
-def calibrate(job: RunContext, stored: Profile | None, loaded: Profile | None = None) -> Profile:
+def calibrate(context: RunContext, stored: Profile | None, loaded: Profile | None = None) -> Profile:
     """Return the profile of all measured tensors.
 
     `stored` is the profile in the run folder, `loaded` the profile from a file.
     """
     if loaded is not None:
-        return _from_file(job, loaded)
+        return _from_file(context, loaded)
     if stored is not None and stored.loaded:
-        job.console.stage("calibrate", f"statistics of {stored.loaded['file']}, from an earlier run in this folder")
-        job.files.keep_profile(stored, job.calibrated)
+        context.console.stage("calibrate", f"statistics of {stored.loaded['file']}, from an earlier run in this folder")
+        context.files.keep_profile(stored, context.calibrated)
         return stored
-    if not job.variants.measured:
-        return _unneeded(job, stored)
-    count = f"{len(job.inputs.calibrate)} samples"
-    missing = _missing(job, stored.tensors if stored is not None else {})
+    if not context.variants.measured:
+        return _unneeded(context, stored)
+    count = f"{len(context.inputs.calibrate)} samples"
+    missing = _missing(context, stored.tensors if stored is not None else {})
     if stored is not None and not missing:
-        job.console.stage("calibrate", f"{count}, from an earlier run in this folder")
-        job.files.keep_profile(stored, job.calibrated)
+        context.console.stage("calibrate", f"{count}, from an earlier run in this folder")
+        context.files.keep_profile(stored, context.calibrated)
         return stored
-    folder = cache_folder(job.settings.calibrate.cache)
-    cache = None if folder is None else StatsCache.of(folder, job.graph, job.inputs.calibrate, job.console.warn)
+    folder = cache_folder(context.settings.calibrate.cache)
+    cache = (
+        None if folder is None else StatsCache.of(folder, context.graph, context.inputs.calibrate, context.console.warn)
+    )
     cached = cache.read() if cache is not None else None
     parts = [p for p in (stored, cached) if p is not None]
     known = merged(stored.tensors if stored else {}, cached.tensors if cached else {})
-    missing = _missing(job, known)
+    missing = _missing(context, known)
     if not missing and cache is not None:
-        job.console.stage("calibrate", f"{count}, from the cache ({cache.path})")
+        context.console.stage("calibrate", f"{count}, from the cache ({cache.path})")
     else:
-        job.console.stage("calibrate", ", ".join([count, *_why(job, known, missing)]))
-        parts.append(_measured(job, missing))
+        context.console.stage("calibrate", ", ".join([count, *_why(context, known, missing)]))
+        parts.append(_measured(context, missing))
         known = merged(known, parts[-1].tensors)
         if cache is not None:
             cache.write(parts[-1])
     seconds = sum(p.seconds for p in parts)
-    profile = replace(parts[-1], tensors={t: known[t] for t in job.variants.measured}, seconds=seconds)
-    job.files.write_profile(profile, job.calibrated)
+    profile = replace(parts[-1], tensors={t: known[t] for t in context.variants.measured}, seconds=seconds)
+    context.files.write_profile(profile, context.calibrated)
     return profile
 
 
-def _unneeded(job: RunContext, stored: Profile | None) -> Profile:
+def _unneeded(context: RunContext, stored: Profile | None) -> Profile:
     """Return a profile of no tensors: every range is given."""
-    job.console.stage("calibrate", "no run: every range is given")
+    context.console.stage("calibrate", "no run: every range is given")
     if stored is None:
-        stored = Profile(job.graph.model_hash, len(job.inputs.calibrate), {})
-        job.files.write_profile(stored, job.calibrated)
+        stored = Profile(context.graph.model_hash, len(context.inputs.calibrate), {})
+        context.files.write_profile(stored, context.calibrated)
     return stored
 
 
-def _from_file(job: RunContext, loaded: Profile) -> Profile:
-    job.console.stage("calibrate", f"no run: statistics of {loaded.loaded['file']} ({loaded.loaded['format']})")
+def _from_file(context: RunContext, loaded: Profile) -> Profile:
+    context.console.stage("calibrate", f"no run: statistics of {loaded.loaded['file']} ({loaded.loaded['format']})")
     for warning in loaded.loaded["warnings"]:
-        job.console.warn(f"{job.settings.profile}: {warning}")
-    job.files.write_profile(loaded, job.calibrated)
+        context.console.warn(f"{context.settings.profile}: {warning}")
+    context.files.write_profile(loaded, context.calibrated)
     return loaded
 
 
-def _missing(job: RunContext, known: Mapping[str, TensorStats]) -> list[str]:
-    settings, measured = job.settings.calibrate, job.variants.measured
-    return lacking(job.graph, known, measured, settings.statistics == "extremes", by_channel=_by_channel(job))
+def _missing(context: RunContext, known: Mapping[str, TensorStats]) -> list[str]:
+    settings, measured = context.settings.calibrate, context.variants.measured
+    return lacking(context.graph, known, measured, settings.statistics == "extremes", by_channel=_by_channel(context))
 
 
-def _by_channel(job: RunContext) -> frozenset[str]:
-    return per_channel_tensors(job.variants.measured, job.settings.calibrate.per_channel)
+def _by_channel(context: RunContext) -> frozenset[str]:
+    return per_channel_tensors(context.variants.measured, context.settings.calibrate.per_channel)
 
 
-def _why(job: RunContext, known: Mapping[str, TensorStats], missing: Sequence[str]) -> list[str]:
+def _why(context: RunContext, known: Mapping[str, TensorStats], missing: Sequence[str]) -> list[str]:
     """Return unexpected facts about this measurement, for the user."""
     notes = []
-    kept = len(job.variants.measured) - len(missing)
+    kept = len(context.variants.measured) - len(missing)
     if kept:
         notes.append(f"{kept} of {kept + len(missing)} tensors known from earlier runs")
     if any(t in known and not known[t].full for t in missing):
         notes.append("measured again: an earlier run kept only extremes")
-    if _partial(job, missing).read() is not None:
+    if _partial(context, missing).read() is not None:
         notes.append("going on where an interrupted run was")
     return notes
 
 
-def _measured(job: RunContext, tensors: Sequence[str]) -> Profile:
-    settings = job.settings.calibrate
+def _measured(context: RunContext, tensors: Sequence[str]) -> Profile:
+    settings = context.settings.calibrate
     return measure(
-        job.graph,
+        context.graph,
         tensors,
-        job.inputs.calibrate,
+        context.inputs.calibrate,
         settings.memory_mb,
-        progress=job.console.progress("calibrate"),
+        progress=context.console.progress("calibrate"),
         # What only other choices store may be infinite: a candidate with such a choice is no candidate then.
         detail=Detail(
-            settings.statistics == "extremes", _by_channel(job), finite=frozenset(job.variants.base.measured)
+            settings.statistics == "extremes", _by_channel(context), finite=frozenset(context.variants.base.measured)
         ),
-        checkpoint=_partial(job, tensors),
+        checkpoint=_partial(context, tensors),
     )
 
 
-def _partial(job: RunContext, tensors: Sequence[str]) -> StateCheckpoint:
+def _partial(context: RunContext, tensors: Sequence[str]) -> StateCheckpoint:
     """Return the kept state, which fits only a measurement that is cut into the very same passes."""
-    settings = job.settings.calibrate
-    inputs = {**job.calibrated.inputs, "tensors": digest_json(list(tensors))}
+    settings = context.settings.calibrate
+    inputs = {**context.calibrated.inputs, "tensors": digest_json(list(tensors))}
     config = {key: getattr(settings, key) for key in ("memory_mb", "statistics", "per_channel")}
-    return StateCheckpoint(job.files.partial, Origin("calibrate/partial", inputs, config), job.files.damaged)
+    return StateCheckpoint(context.files.partial, Origin("calibrate/partial", inputs, config), context.files.damaged)

@@ -15,33 +15,37 @@ from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.types import Profile
 
 
-def decide_layers(job: RunContext, profile: Profile) -> None:
+def decide_layers(context: RunContext, profile: Profile) -> None:
     """Fill in the decisions of the run's calibrators, at the bits that a search begins with."""
-    settings = job.settings
-    if isinstance(job.estimator, DecidedEstimator):
+    settings = context.settings
+    if isinstance(context.estimator, DecidedEstimator):
         general = getattr(settings.estimator, "layer", None)
         choosing = Choosing(general, f"threshold={type(settings.estimator).__name__}")
-        if general is not None or any(extend.calibrator_of(k.op) is not None for k in job.topology.kernels):
-            _decide(job, profile, choosing)
-    if OUTPUT_ERROR in job.others:
+        if general is not None or any(extend.calibrator_of(k.op) is not None for k in context.topology.kernels):
+            _decide(context, profile, choosing)
+    if OUTPUT_ERROR in context.others:
         general = layer_estimator(settings.estimator).layer
-        _decide(replace(job, estimator=job.others[OUTPUT_ERROR], others={}), profile, Choosing(general, OUTPUT_ERROR))
+        _decide(
+            replace(context, estimator=context.others[OUTPUT_ERROR], others={}),
+            profile,
+            Choosing(general, OUTPUT_ERROR),
+        )
 
 
-def _decide(job: RunContext, profile: Profile, choosing: Choosing) -> None:
-    """Fill the decisions of one calibrator into the job's estimator."""
-    settings, table = job.settings, job.thresholds(profile)
+def _decide(context: RunContext, profile: Profile, choosing: Choosing) -> None:
+    """Fill the decisions of one calibrator into the run's estimator."""
+    settings, table = context.settings, context.thresholds(profile)
     started = time.perf_counter()
     found = calibrate_layers(
-        job.problem,
+        context.problem,
         table,
-        table.strategy(job.space.decode(job.space.start)),
-        job.inputs.calibrate,
+        table.strategy(context.space.decode(context.space.start)),
+        context.inputs.calibrate,
         choosing=choosing,
         memory_mb=settings.calibrate.memory_mb,
-        progress=job.console.progress("calibrate"),
+        progress=context.console.progress("calibrate"),
     )
-    job.console.stage(
+    context.console.stage(
         "calibrate",
         f"{len(found.ranges)} ranges and {len(found.weights)} weights decided layer by layer in "
         f"{time.perf_counter() - started:.1f} s",

@@ -23,36 +23,36 @@ def rounding_origin(settings: Settings) -> dict[str, str]:
     return {"weights": f"{settings.search.weights}: {candidate_layer(settings)!r}, {settings.recover.rows} rows"}
 
 
-def moments_of(job: RunContext) -> Mapping[str, Moments] | None:
+def moments_of(context: RunContext) -> Mapping[str, Moments] | None:
     """Return the moments of the layers' inputs on the calibration samples; None where no candidate needs them."""
-    settings = job.settings
+    settings = context.settings
     if settings.search.weights == "nearest":
         return None
-    job.console.stage("moments", "of every layer's input in the float model")
+    context.console.stage("moments", "of every layer's input in the float model")
     return float_moments(
-        job.graph,
-        job.topology,
-        job.inputs.calibrate,
+        context.graph,
+        context.topology,
+        context.inputs.calibrate,
         settings.recover.rows,
         memory_mb=settings.calibrate.memory_mb,
         seed=settings.seed,
-        progress=job.console.progress("moments"),
+        progress=context.console.progress("moments"),
     )
 
 
-def rounded(job: RunContext, strategy: Strategy) -> Overrides:
+def rounded(context: RunContext, strategy: Strategy) -> Overrides:
     """Return the weights that the search gave this strategy, made again."""
-    return rounder(job)(strategy)
+    return rounder(context)(strategy)
 
 
-def rounder(job: RunContext) -> Callable[[Strategy], Overrides]:
+def rounder(context: RunContext) -> Callable[[Strategy], Overrides]:
     """Return a function that gives several strategies their weights, with one collection of moments."""
-    moments = moments_of(job)
+    moments = moments_of(context)
     if moments is None:
         return lambda strategy: NO_OVERRIDES
-    settings = job.settings
-    planner = job.problem.planner
+    settings = context.settings
+    planner = context.problem.planner
     variants = Variants(
-        job.graph, job.topology, settings.schema, planner, moments=moments, options=candidate_layer(settings)
+        context.graph, context.topology, settings.schema, planner, moments=moments, options=candidate_layer(settings)
     )
-    return lambda strategy: variants.on(job.variants.at(strategy.structure)).overrides(strategy)
+    return lambda strategy: variants.on(context.variants.at(strategy.structure)).overrides(strategy)

@@ -32,18 +32,18 @@ SAMPLES = 512
 class RangeJudge:
     """Run points on calibration samples."""
 
-    job: RunContext
+    context: RunContext
     metric: str
     plan: Callable[[Point], QuantPlan]
     scorer: HoldoutScorer
 
     @classmethod
-    def of(cls, job: RunContext, objective: Objective, plan: Callable[[Point], QuantPlan]) -> RangeJudge:
-        """Return a judge of the points of a job; `plan` gives the numbers of a point."""
-        session = Session(job.graph.model, where=job.graph.source)
-        samples = First(job.inputs.calibrate, SAMPLES)
-        reference = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
-        return cls(job, objective.metric.value, plan, HoldoutScorer(reference, samples))
+    def of(cls, context: RunContext, objective: Objective, plan: Callable[[Point], QuantPlan]) -> RangeJudge:
+        """Return a judge of the points of a run; `plan` gives the numbers of a point."""
+        session = Session(context.graph.model, where=context.graph.source)
+        samples = First(context.inputs.calibrate, SAMPLES)
+        reference = reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
+        return cls(context, objective.metric.value, plan, HoldoutScorer(reference, samples))
 
     @property
     def samples(self) -> int:
@@ -52,8 +52,8 @@ class RangeJudge:
 
     def measured(self, point: Point) -> LossOf:
         """Return the losses of a point. HardwareError where the device cannot express it."""
-        topology = self.job.variants.topology_of(self.job.space.decode(point))
-        outputs = self.scorer.outputs(self.job.graph, topology, self.plan(point))
+        topology = self.context.variants.topology_of(self.context.space.decode(point))
+        outputs = self.scorer.outputs(self.context.graph, topology, self.plan(point))
         return losses_of(self.metric, self.scorer.reference, outputs)
 
 
@@ -67,7 +67,7 @@ class Confirmed:
 
 
 def confirmed(
-    job: RunContext,
+    context: RunContext,
     judge: Callable[[], RangeJudge],
     point: Point,
     score: Score,
@@ -79,9 +79,9 @@ def confirmed(
 
     A result that meets the objective keeps its ranges where it would not meet it without them.
 
-    `job`: the run, with its choices. `judge`: opens the judge; it is not asked where no range was changed.
+    `context`: the run, with its choices. `judge`: opens the judge; it is not asked where no range was changed.
     """
-    space = job.space
+    space = context.space
     changed = [i for i, c in enumerate(space) if c.free and point[i] != space.start[i]]
     if not changed or objective.cost is CostKind.LATENCY:
         return Confirmed(point, score)

@@ -43,14 +43,14 @@ EXPORT = "export_vectors"
 class Opened:
     """Hold a finished run with its network, whose hardware file can be changed."""
 
-    job: RunContext
+    context: RunContext
     described: Described
     strategy: str
 
     @property
     def folder(self) -> Path:
         """Return where its vectors lie."""
-        return self.job.settings.folder / FOLDER
+        return self.context.settings.folder / FOLDER
 
 
 def opened(settings: Settings, console: Console, stage: str) -> Opened:
@@ -59,22 +59,29 @@ def opened(settings: Settings, console: Console, stage: str) -> Opened:
     Raises ArtifactError where the folder holds no finished run, or a damaged one.
     """
     console.stage("model", str(settings.model))
-    job = RunContext.of(settings, load(settings), console)
-    found = finished_run(job, stage)
-    job = job.with_topology_of(found.strategy).recovered_network(found.overrides)
+    context = RunContext.of(settings, load(settings), console)
+    found = finished_run(context, stage)
+    context = context.with_topology_of(found.strategy).recovered_network(found.overrides)
     described = Described(
-        *(job.graph, job.topology, settings.schema, found.strategy, settings.config["hardware"], found.overrides)
+        *(
+            context.graph,
+            context.topology,
+            settings.schema,
+            found.strategy,
+            settings.config["hardware"],
+            found.overrides,
+        )
     )
-    return Opened(job, described, digest_of(found.strategy, found.overrides))
+    return Opened(context, described, digest_of(found.strategy, found.overrides))
 
 
 def export_vectors(settings: Settings, console: Console, options: VectorSettings) -> dict[str, Any]:
     """Write golden vectors of a finished run into its folder, and return the content of kit.json."""
     run = opened(settings, console, EXPORT)
-    with run.job.files.lock():
-        whole = stages.whole_batches(run.job.graph, options.samples)
+    with run.context.files.lock():
+        whole = stages.whole_batches(run.context.graph, options.samples)
         batches: list[Mapping[str, Array]] = []
-        for batch in run.job.inputs.evaluate.batches(run.job.graph.fixed_batch or options.samples):
+        for batch in run.context.inputs.evaluate.batches(run.context.graph.fixed_batch or options.samples):
             batches.append(batch.inputs)
             if sum(len(next(iter(b.values()))) for b in batches) >= whole:
                 break
@@ -90,11 +97,11 @@ def export_vectors(settings: Settings, console: Console, options: VectorSettings
 
 def _beyond(run: Opened, samples: int) -> list[BeyondRow]:
     """Return which tensors of the vectors' samples are beyond their stored ranges, and warn of those far beyond."""
-    job, plan = run.job, run.described.network.plan
-    found = {"vectors": clipped_in(job.graph, plan, First(job.inputs.evaluate, samples))}
-    rows = beyond_rows(job.topology, plan, job.files.read_profile(job.calibrated), found)
+    context, plan = run.context, run.described.network.plan
+    found = {"vectors": clipped_in(context.graph, plan, First(context.inputs.evaluate, samples))}
+    rows = beyond_rows(context.topology, plan, context.files.read_profile(context.calibrated), found)
     for said in beyond_warnings(rows):
-        job.console.warn(said)
+        context.console.warn(said)
     return rows
 
 
@@ -107,19 +114,19 @@ def _written(
     options: VectorSettings,
     beyond: list[BeyondRow],
 ) -> dict[str, Any]:
-    settings, folder, forms = run.job.settings, run.folder, dict[str, str]()
+    settings, folder, forms = run.context.settings, run.folder, dict[str, str]()
     sets = [net, *(replace(p.vectors, name=f"{PROBES}/{p.recipe.name}") for p in probes)]
     kit = {
         "version": __version__,
         "model": settings.model.name,
-        "model_hash": run.job.graph.model_hash,
+        "model_hash": run.context.graph.model_hash,
         "strategy": run.strategy,
         "hardware": settings.spec.name,
         "sets": [{"name": v.name, "purpose": v.purpose, "tensors": len(v.golden), "samples": v.samples} for v in sets],
         "left_out": dict(left_out),
         "beyond": beyond,
     }
-    origin = run.job.origin("vectors", {"strategy": run.strategy}, ("hardware", "schema"))
+    origin = run.context.origin("vectors", {"strategy": run.strategy}, ("hardware", "schema"))
     with ArtifactUnit(folder) as unit:
         kept: set[Path] = set()
 
@@ -152,9 +159,9 @@ def _written(
 
 def _forms(run: Opened, probe: Probe) -> tuple[dict[str, str], dict[str, tuple[str, bytes]]]:
     """Return (tensor -> its value in model.onnx, file -> (form, content)) of a probe in the forms of the run."""
-    settings, described = run.job.settings, probe.described
+    settings, described = run.context.settings, probe.described
     graph, topology, plan = described.graph, described.topology, described.network.plan
-    made, found, values = provenance(run.job, run.strategy), dict[str, tuple[str, bytes]](), dict[str, str]()
+    made, found, values = provenance(run.context, run.strategy), dict[str, tuple[str, bytes]](), dict[str, str]()
     for form in (settings.backend, *settings.forms):
         try:
             if form in FILE_FORMS:
@@ -204,13 +211,13 @@ def dumped(run: Opened, dump: Path) -> Iterator[tuple[VectorSet, Described]]:
     if not several or has_dump(dump, NET):
         inputs = _inputs(run.folder / NET / INPUTS)
         count = len(next(iter(inputs.values())))
-        size = run.job.graph.fixed_batch or count
+        size = run.context.graph.fixed_batch or count
         parts = ({k: v[n : n + size] for k, v in inputs.items()} for n in range(0, count, size))
         golden = [run.described.network.golden(part) for part in parts]
         yield VectorSet(NET, "", run.described.network, inputs, joined(golden)), run.described
     if several:
         wanted = [name.removeprefix(f"{PROBES}/") for name in names if name != NET and has_dump(dump, name)]
-        for probe in probes_of(run.job.settings.config["hardware"], run.job.settings.schema, wanted)[0]:
+        for probe in probes_of(run.context.settings.config["hardware"], run.context.settings.schema, wanted)[0]:
             yield replace(probe.vectors, name=f"{PROBES}/{probe.recipe.name}"), probe.described
 
 
@@ -222,7 +229,7 @@ def read_kit(run: Opened) -> Mapping[str, Any]:
     path = run.folder / KIT
     if not path.is_file():
         raise ArtifactError(
-            f"is not there: export vectors first (command={EXPORT} runs=[{run.job.settings.folder}]), and let the "
+            f"is not there: export vectors first (command={EXPORT} runs=[{run.context.settings.folder}]), and let the "
             "device run their inputs",
             stage="compare",
             where=str(path),

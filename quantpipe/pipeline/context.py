@@ -116,18 +116,18 @@ class RunContext:
             space = replace(space, begin=begin.points)
         files = RunFolder(settings.folder, console.warn)
         without = left_out(every, whole, space)
-        job = cls(settings, inputs, console, files, variants, variants.base, space, whole, estimator)
-        job.others.update(other_estimators(settings.annotate.choices, settings.estimator))
-        return replace(job, left_out=without, start=begin, profile=profile, rules=rules)
+        context = cls(settings, inputs, console, files, variants, variants.base, space, whole, estimator)
+        context.others.update(other_estimators(settings.annotate.choices, settings.estimator))
+        return replace(context, left_out=without, start=begin, profile=profile, rules=rules)
 
     def with_topology_of(self, strategy: Strategy) -> RunContext:
-        """Return the same job with the topology of a strategy."""
+        """Return the same run with the topology of a strategy."""
         return replace(self, topology=self.variants.at(strategy.structure))
 
     def offering(
         self, floats: Collection[str], wholes: Collection[str], raised: Collection[str] = (), *, decided: bool
     ) -> RunContext:
-        """Return the same job with further choices.
+        """Return the same run with further choices.
 
         `floats` are nodes (of `variants.may_float` and `may_host`) that may stay in float. `wholes` are keys of scale
         groups whose range may cover everything that calibration saw. `raised` are scale groups and weights that may
@@ -161,7 +161,7 @@ class RunContext:
         )
 
     def with_distinct_ranges(self, profile: Profile) -> RunContext:
-        """Return the same job without ranges that come to the same scale as another one, by these statistics."""
+        """Return the same run without ranges that come to the same scale as another one, by these statistics."""
         table = self.thresholds(profile)
         space = distinct(self.space, self.variants.reference, table, self.settings.schema)
         offered = self.offered or self.space
@@ -215,7 +215,7 @@ class RunContext:
         return self.inputs.graph
 
     def recovered_network(self, overrides: Overrides) -> RunContext:
-        """Return the same job on the network whose channels recovery has put in other units.
+        """Return the same run on the network whose channels recovery has put in other units.
 
         That network computes what the model does.
         """
@@ -323,20 +323,22 @@ class RunContext:
             | ({"output": self.inputs.output} if another else {})
         )
 
-    def write_strategy(self, found: SearchDecision, measured: Measured, origin: Origin | None) -> None:
+    def write_strategy(self, decision: SearchDecision, measured: Measured, origin: Origin | None) -> None:
         """Write strategy.json; `measured` is what evaluation adds to its results.
 
         `origin` None: the origin of the existing file, whose results are being completed.
         """
-        payload = self.strategy_payload(found, {"recover": found.recovery, **measured})
+        payload = self.strategy_payload(decision, {"recover": decision.recovery, **measured})
         self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
 
-    def strategy_payload(self, found: SearchDecision, more: MoreResults) -> StrategyFile:
+    def strategy_payload(self, decision: SearchDecision, more: MoreResults) -> StrategyFile:
         """Return the content of a strategy's file; `more`: results in addition to how it was found."""
-        topology = self.variants.at(found.strategy.structure)
-        results: ResultsPart = {"search": found.report, "rectified": found.rectified, **more}
+        topology = self.variants.at(decision.strategy.structure)
+        results: ResultsPart = {"search": decision.report, "rectified": decision.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema
-        return strategy_payload(self.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)
+        return strategy_payload(
+            self.graph.model_hash, spec, schema, topology, strategy=decision.strategy, results=results
+        )
 
 
 def range_offer(settings: Settings, estimator: Estimator, percents: Collection[str]) -> RangeOffer:

@@ -62,7 +62,7 @@ class RealizedRun:
     The topology of the run is the strategy's, and its network is the one after recovery.
     """
 
-    job: RunContext
+    context: RunContext
     plan: QuantPlan
     forms: Forms
     strategy: str
@@ -71,26 +71,28 @@ class RealizedRun:
     """The clean model as it was given, without what recovery changed."""
 
 
-def realize(job: RunContext, found: SearchDecision) -> RealizedRun:
+def realize(context: RunContext, decision: SearchDecision) -> RealizedRun:
     """Write the integer model of what was found, unless the folder holds it."""
-    given = job.graph
-    job, settings = job.with_topology_of(found.strategy), job.settings
-    job = job.recovered_network(found.overrides)
-    plan = job.problem.plan(found.strategy, found.overrides)
-    job.console.stage("realize", ", ".join((settings.backend, *settings.forms)))
-    strategy = digest_of(found.strategy, found.overrides)
-    forms = write_forms(job, plan, strategy)
-    made_from, first = job.realized(strategy), forms.first
-    if not job.files.realized_current(made_from, forms.contents):
-        claims = certificate(job.graph, job.topology, plan, settings.spec, realized=first, form=forms.backend)
-        ship = forms.ship(job, plan)
-        job.files.write_realized(plan, job.topology, first, claims, origin=made_from, others=forms.contents, ship=ship)
-    return RealizedRun(job, plan, forms, strategy, given)
+    given = context.graph
+    context, settings = context.with_topology_of(decision.strategy), context.settings
+    context = context.recovered_network(decision.overrides)
+    plan = context.problem.plan(decision.strategy, decision.overrides)
+    context.console.stage("realize", ", ".join((settings.backend, *settings.forms)))
+    strategy = digest_of(decision.strategy, decision.overrides)
+    forms = write_forms(context, plan, strategy)
+    made_from, first = context.realized(strategy), forms.first
+    if not context.files.realized_current(made_from, forms.contents):
+        claims = certificate(context.graph, context.topology, plan, settings.spec, realized=first, form=forms.backend)
+        ship = forms.ship(context, plan)
+        context.files.write_realized(
+            plan, context.topology, first, claims, origin=made_from, others=forms.contents, ship=ship
+        )
+    return RealizedRun(context, plan, forms, strategy, given)
 
 
 def evaluate(
     made: RealizedRun,
-    found: SearchDecision,
+    decision: SearchDecision,
     profile: Profile | None,
     seen: Reference | None = None,
     *,
@@ -102,52 +104,52 @@ def evaluate(
     search has run it. `diagnose` makes the diagnosis from the report, or None. Raises AgreementError when integers
     differ and `verify=fail`.
     """
-    job = made.job
-    if found.overrides.channels or found.overrides.rotations:
+    context = made.context
+    if decision.overrides.channels or decision.overrides.rotations:
         seen = None  # the network that is evaluated is another one, whose float sums round otherwise
-    realized = replace(made.forms.first, model=read_model(job.files.model))  # what is compared is the file
-    origin = job.evaluated(made.strategy, found.recovery, file_hash(job.files.model, realized.model))
+    realized = replace(made.forms.first, model=read_model(context.files.model))  # what is compared is the file
+    origin = context.evaluated(made.strategy, decision.recovery, file_hash(context.files.model, realized.model))
     # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
     kept = PartCheckpoint(
-        job.files.evaluating,
+        context.files.evaluating,
         replace(origin, kind="evaluate/partial", inputs={**origin.inputs, "version": __version__}),
-        job.files.damaged,
+        context.files.damaged,
     )
-    report = job.files.read_report(origin) if job.settings.command == "run" else None
+    report = context.files.read_report(origin) if context.settings.command == "run" else None
     if report is not None:
-        job.console.stage("evaluate", "from an earlier run in this folder")
+        context.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        budget = _budget(job, found, profile)
+        budget = _budget(context, decision, profile)
         course = EvaluationProgress(
-            kept, job.console.progress, part=partial(part_of, job.console), allowed=budget.seconds,
+            kept, context.console.progress, part=partial(part_of, context.console), allowed=budget.seconds,
             left_out=budget.leave_out,
         )  # fmt: skip
         budget.per_sample = partial(course.seconds_per_sample, FLOAT_MODEL)
-        report, shown = _evaluate(made, found, profile, realized=realized, course=course, seen=seen, budget=budget)
-        claims = read_json(job.files.certificate, job.realized(made.strategy))
+        report, shown = _evaluate(made, decision, profile, realized=realized, course=course, seen=seen, budget=budget)
+        claims = read_json(context.files.certificate, context.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
         if (wrong := diagnose(report, budget)) is not None:
             report["diagnosis"] = wrong
-        if isinstance(job.console, Timed):
-            report["effort"] = effort_part(job.console, budget, found.recovery)
-            shown.figures["timeline"] = timeline_of(job.console)
-        with part_of(job.console, PAGE):
-            job.files.write_report(report, shown, origin)
+        if isinstance(context.console, Timed):
+            report["effort"] = effort_part(context.console, budget, decision.recovery)
+            shown.figures["timeline"] = timeline_of(context.console)
+        with part_of(context.console, PAGE):
+            context.files.write_report(report, shown, origin)
         decisions.evaluated(report)
     kept.clear()
-    job.write_strategy(found, _measured(report), None)
-    with part_of(job.console, TRACKING):
-        _file(job, report)
-    if isinstance(job.console, Timed):
-        decisions.spent(job.console.seconds_of(PAGE, TRACKING), effort_sentence(report.get("effort")))
-    return _agreed(job, report)
+    context.write_strategy(decision, _measured(report), None)
+    with part_of(context.console, TRACKING):
+        _file(context, report)
+    if isinstance(context.console, Timed):
+        decisions.spent(context.console.seconds_of(PAGE, TRACKING), effort_sentence(report.get("effort")))
+    return _agreed(context, report)
 
 
-def _budget(job: RunContext, found: SearchDecision, profile: Profile | None) -> EffortBudget:
+def _budget(context: RunContext, decision: SearchDecision, profile: Profile | None) -> EffortBudget:
     """Return what the evaluation may take; what the options leave out is noted."""
-    options, estimate = job.settings.effort, estimated(profile, found.report, len(job.inputs.search))
-    memory = memory_estimate(job.graph)
-    budget = EffortBudget(options, job.console, len(job.inputs.evaluate), estimate=estimate, memory=memory)
+    options, estimate = context.settings.effort, estimated(profile, decision.report, len(context.inputs.search))
+    memory = memory_estimate(context.graph)
+    budget = EffortBudget(options, context.console, len(context.inputs.evaluate), estimate=estimate, memory=memory)
     if budget.evaluated < budget.samples:
         budget.leave_out(f"{budget.evaluated} of {budget.samples} evaluation samples were evaluated")
     if not options.other_sessions:
@@ -157,7 +159,7 @@ def _budget(job: RunContext, found: SearchDecision, profile: Profile | None) -> 
 
 def _evaluate(
     made: RealizedRun,
-    found: SearchDecision,
+    decision: SearchDecision,
     profile: Profile | None,
     *,
     realized: Rendered,
@@ -166,15 +168,18 @@ def _evaluate(
     budget: EffortBudget,
 ) -> tuple[RunReport, Beside]:
     """Return the report, and the data that are kept next to it."""
-    job, plan = made.job, made.plan
-    settings, samples = job.settings, First(job.inputs.evaluate, stages.whole_batches(job.graph, budget.evaluated))
+    context, plan = made.context, made.plan
+    settings, samples = (
+        context.settings,
+        First(context.inputs.evaluate, stages.whole_batches(context.graph, budget.evaluated)),
+    )
     options = settings.evaluate
     few = options.realized_samples
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
-    job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if course.goes_on else ''}")
+    context.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if course.goes_on else ''}")
     evaluation = stages.evaluate(
-        stages.EvaluatedModel(job.graph, job.topology, plan, realized),
-        stages.EvaluationSamples(samples, job.inputs.search, job.inputs.compared, seen),
+        stages.EvaluatedModel(context.graph, context.topology, plan, realized),
+        stages.EvaluationSamples(samples, context.inputs.search, context.inputs.compared, seen),
         sizes=stages.Sizes(
             options.agreement_samples,
             options.layer_samples,
@@ -183,27 +188,31 @@ def _evaluate(
             options.latency_seconds,
             settings.effort.other_sessions,
         ),
-        metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
+        metric=stages.metric_for(
+            str(settings.objective["metric"]), context.inputs.output, context.inputs.compared.losses
+        ),
         course=course,
         warn_sqnr_db=options.warn_sqnr_db,
         runs_here=settings.spec.runs_here,
     )
     forms = compare_forms(
-        stages.EvaluatedModel(job.graph, job.topology, plan, realized),
+        stages.EvaluatedModel(context.graph, context.topology, plan, realized),
         made.forms.beside,
-        First(samples, stages.whole_batches(job.graph, options.agreement_samples)),
-        folder=job.files.model.parent,
+        First(samples, stages.whole_batches(context.graph, options.agreement_samples)),
+        folder=context.files.model.parent,
         course=course,
     )
-    rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
-    halves = (beyond_half(job.graph, job.topology, profile) if profile is not None else None, below_half(plan))
+    rows = [*([made.forms.row(evaluation, context.files.model.stat().st_size)] if forms else []), *forms]
+    halves = (beyond_half(context.graph, context.topology, profile) if profile is not None else None, below_half(plan))
     first = [said for said in halves if said is not None]
     with course.part("number of calibration samples"):
-        sample = enough(job.topology, found.strategy.bits, profile, lambda part: _ranges(job, found, part))
+        sample = enough(
+            context.topology, decision.strategy.bits, profile, lambda part: _ranges(context, decision, part)
+        )
     if sample is not None:
-        job.console.stage("samples", sample["sentence"])
+        context.console.stage("samples", sample["sentence"])
         first += [] if sample["enough"] else [sample["sentence"]]
-    outside = beyond_rows(job.topology, plan, profile, evaluation.beyond)
+    outside = beyond_rows(context.topology, plan, profile, evaluation.beyond)
     for warning in (
         *first,
         *beyond_warnings(outside),
@@ -211,42 +220,44 @@ def _evaluate(
         *evaluation.warnings,
         *forms_warnings(forms),
     ):
-        job.console.warn(warning)
-    host = host_warning(job.graph, job.topology, plan, settings.spec)
+        context.console.warn(warning)
+    host = host_warning(context.graph, context.topology, plan, settings.spec)
     if host is not None:
-        job.console.warn(host)
-    lacking = without_kernel(job.topology, plan, made.forms.backend, realized.model)
+        context.console.warn(host)
+    lacking = without_kernel(context.topology, plan, made.forms.backend, realized.model)
     slow = slow_warning(lacking)
     if slow is not None:
-        job.console.warn(slow)
-    speed = speed_of(job.graph, job.topology, settings.spec, found.strategy.bits, latency=evaluation.latency)
-    anew = job.graph.as_given is not None
-    slower = slower_warning(speed, job.topology, settings.spec, latency=evaluation.latency, lacking=lacking, anew=anew)
+        context.console.warn(slow)
+    speed = speed_of(context.graph, context.topology, settings.spec, decision.strategy.bits, latency=evaluation.latency)
+    anew = context.graph.as_given is not None
+    slower = slower_warning(
+        speed, context.topology, settings.spec, latency=evaluation.latency, lacking=lacking, anew=anew
+    )
     if slower is not None:
-        job.console.warn(slower)
+        context.console.warn(slower)
     with course.part("comparison with the imported file"):
         beside = imported_part(
-            Quantized(job.graph, job.topology, plan, settings.spec, settings.schema, realized),
-            First(samples, stages.whole_batches(job.graph, options.agreement_samples)),
+            Quantized(context.graph, context.topology, plan, settings.spec, settings.schema, realized),
+            First(samples, stages.whole_batches(context.graph, options.agreement_samples)),
         )
     if beside is not None:
-        job.console.stage("imported", imported_verdict(beside))
+        context.console.stage("imported", imported_verdict(beside))
     if (changed := imported_warning(beside)) is not None:
-        job.console.warn(changed)
+        context.console.warn(changed)
     with course.part("onnxruntime's own quantization"):
         beaten = _baseline(made, evaluation, realized, budget)
     evaluated = Evaluated(
         plan,
         evaluation,
         model=stages.describe_model(
-            job.graph, job.topology, settings.spec, plan, strategy=found.strategy, realized=realized
+            context.graph, context.topology, settings.spec, plan, strategy=decision.strategy, realized=realized
         ),
-        costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
+        costs=stages.all_costs(context.graph, context.topology, settings.spec, decision.strategy),
         host=host,
         lacking=lacking,
         speed=speed,
         slower=slower,
-        deployment=made.forms.deployment(job),
+        deployment=made.forms.deployment(context),
         imported=beside,
         forms=rows,
         beyond=outside,
@@ -256,27 +267,27 @@ def _evaluate(
     )
     with course.part("figures"):
         figures = figures_of(
-            job.graph,
-            job.topology,
+            context.graph,
+            context.topology,
             plan,
             evaluation,
             profile=profile,
             samples=samples,
             way=Way(
-                timeline_of(job.console),
-                earlier_errors(job, found, made.given, course),
-                node_cycles(job.topology, job.graph, settings.spec, found.strategy.bits),
+                timeline_of(context.console),
+                earlier_errors(context, decision, made.given, course),
+                node_cycles(context.topology, context.graph, settings.spec, decision.strategy.bits),
             ),
         )
-    return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
+    return build_report(context, decision, evaluated, profile), Beside(evaluation.per_sample, figures)
 
 
-def _ranges(job: RunContext, found: SearchDecision, profile: Profile) -> dict[str, Range]:
+def _ranges(context: RunContext, decision: SearchDecision, profile: Profile) -> dict[str, Range]:
     """Return the range of each measured scale group by some statistics, at the bits that were chosen."""
-    table, bits, constants = job.thresholds(profile), found.strategy.bits, job.topology.constants
+    table, bits, constants = context.thresholds(profile), decision.strategy.bits, context.topology.constants
     measured = [
         g
-        for g in job.topology.groups
+        for g in context.topology.groups
         if g.fixed is None and all(s in profile.tensors or s in constants for s in g.sources)
     ]
     return {g.key: table.group_range(g, bits[g.key]) for g in measured if g.key in bits}
@@ -286,9 +297,9 @@ def _baseline(
     made: RealizedRun, evaluation: Evaluation, realized: Rendered, budget: EffortBudget
 ) -> BaselinePart | None:
     """Return the accuracy of onnxruntime's own quantization; warn if it is better than the result."""
-    job, graph = made.job, made.given
-    spec, latency = job.settings.spec, evaluation.latency
-    if job.settings.evaluate.baseline == "none" or not latency.get("ratio"):
+    context, graph = made.context, made.given
+    spec, latency = context.settings.spec, evaluation.latency
+    if context.settings.evaluate.baseline == "none" or not latency.get("ratio"):
         return None
     if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, ratio=latency["ratio"]):
         return None
@@ -300,44 +311,49 @@ def _baseline(
         return None
     session = Session(realized.model, where="the realized model")
     compared = BaselineModels(
-        graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"], budget.seconds(BASELINES)
+        graph,
+        session,
+        context.inputs.calibrate,
+        context.inputs.evaluate,
+        latency["float_ms"],
+        budget.seconds(BASELINES),
     )
     if compared.is_cut:
         budget.leave_out("samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)")
     found = baseline(compared, evaluation.accurate)
-    said = baseline_warning(found, job.topology, job.graph.as_given is not None)
+    said = baseline_warning(found, context.topology, context.graph.as_given is not None)
     if said is not None:
-        job.console.warn(said)
+        context.console.warn(said)
     return found
 
 
-def _file(job: RunContext, report: RunReport) -> None:
+def _file(context: RunContext, report: RunReport) -> None:
     """Record the run in MLflow."""
-    example = next(iter(job.inputs.evaluate.batches(1))).inputs
-    if job.topology.caches:
-        example = encoded(stored_ports(read_model(job.files.model)), example)
-    file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
-    if job.settings.command == "run" and job.files.trials.is_file():
-        trials = (line.trial for line in read_trials(job.files.trials))
-        file_trials(job.settings.tracker, sorted(trials, key=lambda trial: trial.number))
+    example = next(iter(context.inputs.evaluate.batches(1))).inputs
+    if context.topology.caches:
+        example = encoded(stored_ports(read_model(context.files.model)), example)
+    file_report(context.settings.tracker, report, context.settings.folder, context.files.model, example=example)
+    if context.settings.command == "run" and context.files.trials.is_file():
+        trials = (line.trial for line in read_trials(context.files.trials))
+        file_trials(context.settings.tracker, sorted(trials, key=lambda trial: trial.number))
 
 
-def _agreed(job: RunContext, report: RunReport) -> RunReport:
+def _agreed(context: RunContext, report: RunReport) -> RunReport:
     """Return the report, unless integers differ and `verify=fail`."""
     differing = report["agreement"]["differing"]
     wrong = next((row for row in report.get("forms", ()) if row["exact"] and row["differing"]), None)
-    if wrong is not None and not differing and job.settings.verify == "fail":
+    if wrong is not None and not differing and context.settings.verify == "fail":
         raise AgreementError(
             f"{wrong['file']} does not hold the searched integers: {wrong['differing']} of {wrong['elements']} "
             f"elements differ, first in the tensor {wrong['first_tensor']}; the report and the files are in "
-            f"{job.settings.folder}. verify=warn turns this into a warning",
+            f"{context.settings.folder}. verify=warn turns this into a warning",
             stage="evaluate",
         )
-    if differing and job.settings.verify == "fail":
+    if differing and context.settings.verify == "fail":
         raise AgreementError(
             f"the realized model does not hold the searched integers: {differing} of "
             f"{report['agreement']['elements']} elements differ, first in the tensor "
-            f"{report['agreement']['first_tensor']}; the report and the models are in {job.settings.folder}. "
+            f"{report['agreement']['first_tensor']}; the report and the models are in {context.settings.folder}. "
             "verify=warn turns this into a warning",
             stage="evaluate",
         )

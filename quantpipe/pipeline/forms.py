@@ -59,22 +59,22 @@ class Forms:
         row = agreement_row(form, evaluation.agreement)
         return {**row, "latency_ms": evaluation.latency.get("realized_ms")}
 
-    def deployment(self, job: RunContext) -> DeploymentPart:
+    def deployment(self, context: RunContext) -> DeploymentPart:
         """Return how model.onnx is run, for the report."""
-        options, settings = carried(self.first.model), job.settings
+        options, settings = carried(self.first.model), context.settings
         return {
             "file": MODEL,
             "form": self.backend,
             "options": options,
             "sentence": how_to_run(MODEL, options, settings.spec),
             "code": loading_code(
-                MODEL, options, job.graph, self.made.preprocessing, caches=stored_ports(self.first.model)
+                MODEL, options, context.graph, self.made.preprocessing, caches=stored_ports(self.first.model)
             ),
             "command": settings.resume_command,
             "files": [MODEL, *(name for form in self.beside for name in (tuple(form.files) or (form.file,)))],
         }
 
-    def ship(self, job: RunContext, plan: QuantPlan) -> str:
+    def ship(self, context: RunContext, plan: QuantPlan) -> str:
         """Return SHIP.md."""
         rows = [Shipped(self.backend, (MODEL,), carried(self.first.model), caches=stored_ports(self.first.model))]
         for form in self.beside:
@@ -82,20 +82,20 @@ class Forms:
             caches = stored_ports(form.rendered.model) if form.rendered is not None else ()
             files = tuple(form.files) or (form.file,)
             rows.append(Shipped(form.form, files, options, form.inexact, form.howto, caches))
-        return ship_text(job.graph, plan, rows, spec=job.settings.spec, made=self.made)
+        return ship_text(context.graph, plan, rows, spec=context.settings.spec, made=self.made)
 
 
-def write_forms(job: RunContext, plan: QuantPlan, strategy: str) -> Forms:
+def write_forms(context: RunContext, plan: QuantPlan, strategy: str) -> Forms:
     """Return the plan in every form that the run asks for; nothing is written to the folder yet.
 
-    `job` has the topology of the strategy and the network of recovery; `strategy` is the digest of the strategy's
+    `context` has the topology of the strategy and the network of recovery; `strategy` is the digest of the strategy's
     numbers. Raises HardwareError for a plan that a form cannot hold.
     """
-    settings, made = job.settings, provenance(job, strategy)
+    settings, made = context.settings, provenance(context, strategy)
     backend, others = settings.backend, settings.forms
     start = time.perf_counter()
     try:
-        first = stages.realize(job.graph, job.topology, plan, backend, made=made, here=settings.spec.runs_here)
+        first = stages.realize(context.graph, context.topology, plan, backend, made=made, here=settings.spec.runs_here)
     except HardwareError as error:
         if backend not in VENDOR:
             raise
@@ -106,22 +106,22 @@ def write_forms(job: RunContext, plan: QuantPlan, strategy: str) -> Forms:
             ) from error
         others = (backend, *(form for form in others if form != EXACT))
         backend, start = EXACT, time.perf_counter()
-        first = stages.realize(job.graph, job.topology, plan, backend, made=made)
+        first = stages.realize(context.graph, context.topology, plan, backend, made=made)
     seconds = time.perf_counter() - start
-    beside = tuple(_beside(job, plan, made, form) for form in others)
+    beside = tuple(_beside(context, plan, made, form) for form in others)
     return Forms(first, backend, seconds, beside, made)
 
 
-def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> WrittenBeside:
+def _beside(context: RunContext, plan: QuantPlan, made: Provenance, form: str) -> WrittenBeside:
     start = time.perf_counter()
     if form in BACKENDS:
-        rendered = _rendered(job, plan, made, form)
+        rendered = _rendered(context, plan, made, form)
         size = len(model_bytes(rendered.model))
         file = f"model.{form}.onnx"
         return WrittenBeside(form, file, size, time.perf_counter() - start, rendered=rendered)
     writer = FILE_FORMS[form]()
-    written = writer.write(job.graph, job.topology, plan, made)
-    if written.inexact is not None and job.settings.exact_implied and job.settings.verify != "warn":
+    written = writer.write(context.graph, context.topology, plan, made)
+    if written.inexact is not None and context.settings.exact_implied and context.settings.verify != "warn":
         raise HardwareError(
             f"the {form} form does not say exactly what was searched ({written.inexact}); realize=[{EXACT},{form}] "
             "writes both and counts in what they differ, and so does verify=warn",
@@ -141,30 +141,30 @@ def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Wr
     )
 
 
-def _rendered(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Rendered:
+def _rendered(context: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Rendered:
     """Return an ONNX form as onnxruntime's kernels compute it, or as other tools load it where they cannot."""
-    spec = job.settings.spec
+    spec = context.settings.spec
     if form in VENDOR and inexact_on(spec, form) is not None:
-        return stages.realize(job.graph, job.topology, plan, form, made=made, vendor=True)
+        return stages.realize(context.graph, context.topology, plan, form, made=made, vendor=True)
     try:
-        return stages.realize(job.graph, job.topology, plan, form, made=made, here=spec.runs_here)
+        return stages.realize(context.graph, context.topology, plan, form, made=made, here=spec.runs_here)
     except HardwareError:
         if form not in VENDOR:
             raise
-        return stages.realize(job.graph, job.topology, plan, form, made=made, vendor=True)
+        return stages.realize(context.graph, context.topology, plan, form, made=made, vendor=True)
 
 
-def provenance(job: RunContext, strategy: str) -> Provenance:
+def provenance(context: RunContext, strategy: str) -> Provenance:
     """Return the provenance of a run's files."""
-    settings = job.settings
+    settings = context.settings
     return Provenance(
         __version__,
-        job.graph.model_hash,
+        context.graph.model_hash,
         strategy,
         settings.spec.name,
-        digest_json(job.realized(strategy).config["hardware"]),
+        digest_json(context.realized(strategy).config["hardware"]),
         _preprocessing(settings.dataset),
-        class_names(job.inputs.evaluate),
+        class_names(context.inputs.evaluate),
     )
 
 

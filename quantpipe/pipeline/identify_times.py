@@ -33,7 +33,7 @@ QUANTILE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    job: RunContext
+    context: RunContext
     works: Mapping[str, LayerWork]
     latency_ms: float | None
 
@@ -48,7 +48,7 @@ def identify_times(runs: Mapping[str, Settings], console: Console, times: Path |
     if len(names) > 1:
         raise ConfigError(f"are of several devices ({', '.join(sorted(names))}); legal are runs of one", where="runs")
     opened = {name: _opened(settings, console) for name, settings in runs.items()}
-    first = next(iter(opened.values())).job
+    first = next(iter(opened.values())).context
     folder = first.settings.folder / FOLDER
     origin = first.origin("identify/times", {}, ("hardware",))
     if times is None:
@@ -83,12 +83,12 @@ def layers_of_runs(runs: Mapping[str, Settings], console: Console) -> dict[str, 
 
 def _opened(settings: Settings, console: Console) -> _Run:
     console.stage("model", str(settings.model))
-    job = RunContext.of(settings, load(settings), console)
-    found = finished_run(job, STAGE)
-    job = job.with_topology_of(found.strategy).recovered_network(found.overrides)
+    context = RunContext.of(settings, load(settings), console)
+    found = finished_run(context, STAGE)
+    context = context.with_topology_of(found.strategy).recovered_network(found.overrides)
     here = settings.spec.runs_here
-    latency = read_json(job.files.report).get("latency", {}).get("realized_ms") if here else None
-    return _Run(job, layer_works(job.topology, job.graph, found.strategy.bits), latency)
+    latency = read_json(context.files.report).get("latency", {}).get("realized_ms") if here else None
+    return _Run(context, layer_works(context.topology, context.graph, found.strategy.bits), latency)
 
 
 def _measured_here(runs: Mapping[str, _Run], console: Console, repeats: int) -> str:
@@ -101,19 +101,19 @@ def _measured_here(runs: Mapping[str, _Run], console: Console, repeats: int) -> 
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("network", "node", "microseconds"))
     for run in runs.values():
-        if not run.job.settings.spec.runs_here:
+        if not run.context.settings.spec.runs_here:
             raise ConfigError(
-                f"is here, and {run.job.settings.spec.name} is another device than onnxruntime on this machine; legal "
-                "is a CSV file with times of the device",
+                f"is here, and {run.context.settings.spec.name} is another device than onnxruntime on this machine; "
+                "legal is a CSV file with times of the device",
                 where="identify.times",
             )
     found: dict[str, list[Mapping[str, float]]] = {name: [] for name in runs}
     for number in range(ROUNDS):
         for name, run in runs.items():
             console.stage("profile", f"{name}, {repeats} runs ({number + 1} of {ROUNDS})")
-            found[name].append(layer_times(run.job.files.model, _one_batch(run.job), repeats))
+            found[name].append(layer_times(run.context.files.model, _one_batch(run.context), repeats))
     for name, run in runs.items():
-        batch = run.job.graph.fixed_batch or 1
+        batch = run.context.graph.fixed_batch or 1
         for node in found[name][0]:
             value = float(np.quantile([took.get(node, 0.0) for took in found[name]], QUANTILE))
             if node in run.works and value > 0:
@@ -121,8 +121,8 @@ def _measured_here(runs: Mapping[str, _Run], console: Console, repeats: int) -> 
     return text.getvalue()
 
 
-def _one_batch(job: RunContext) -> dict[str, Any]:
+def _one_batch(context: RunContext) -> dict[str, Any]:
     """Return inputs of one batch of evaluation samples, in the types that the model takes."""
-    feeds = next(iter(job.inputs.evaluate.batches(job.graph.fixed_batch or 1))).inputs
-    kinds = {port.name: port.given for port in job.graph.inputs if port.given is not None}
+    feeds = next(iter(context.inputs.evaluate.batches(context.graph.fixed_batch or 1))).inputs
+    kinds = {port.name: port.given for port in context.graph.inputs if port.given is not None}
     return {port: np.asarray(value).astype(kinds.get(port, value.dtype)) for port, value in feeds.items()}

@@ -16,35 +16,35 @@ from quantpipe.types import (
 )
 
 
-def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, FrontPart]:
+def picked(context: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, FrontPart]:
     """Return the point that becomes the strategy, its score, and the report's part on the front.
 
     The last is empty without a front.
     """
     if objective.form is not ObjectiveForm.PARETO or not result.front:
         return result.best, result.score, {}
-    rule = Pick.parse(job.settings.pick)
+    rule = Pick.parse(context.settings.pick)
     trial = rule(result.front, objective)
     missed = None
     if not rule.holds(trial, objective):
         missed = (
-            f"no candidate of the front is near enough for pick={job.settings.pick}, and the one of the highest value "
-            f"is used: it loses {objective.reference_value - trial.score.value:.4g} ({objective.metric}) on the search "
-            "samples"
+            f"no candidate of the front is near enough for pick={context.settings.pick}, and the one of the highest "
+            f"value is used: it loses {objective.reference_value - trial.score.value:.4g} ({objective.metric}) on the "
+            "search samples"
         )
     shown = [[t.number, t.score.cost, t.score.value] for t in result.front]
     return (
         trial.point,
         trial.score,
-        {"front": shown, "picked": trial.number, "pick": job.settings.pick, "shortfall": missed},
+        {"front": shown, "picked": trial.number, "pick": context.settings.pick, "shortfall": missed},
     )
 
 
-def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, table: ThresholdTable) -> None:
+def write_front(context: RunContext, front: Sequence[Trial], decision: SearchDecision, table: ThresholdTable) -> None:
     """Write search/pareto.json, one strategy per point in search/front, and the chosen one."""
-    rows, points, report = [], {}, found.report
+    rows, points, report = [], {}, decision.report
     for trial in front:
-        assignment = job.space.decode(trial.point)
+        assignment = context.space.decode(trial.point)
         strategy = table.strategy(assignment)
         own: SearchReport = {
             **report,
@@ -54,7 +54,7 @@ def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, 
             "metrics": dict(trial.score.metrics),
         }
         point = SearchDecision(strategy, own, table.rectified(strategy))
-        points[_name(trial)] = job.strategy_payload(point, {})
+        points[_name(trial)] = context.strategy_payload(point, {})
         rows.append(
             {
                 "number": trial.number,
@@ -66,13 +66,13 @@ def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, 
                 "picked": trial.number == report.get("picked"),
             }
         )
-    chosen = job.strategy_payload(found, {"recover": found.recovery})
-    job.files.write_front(chosen, points, {"pick": report.get("pick"), "front": rows}, job.searched)
+    chosen = context.strategy_payload(decision, {"recover": decision.recovery})
+    context.files.write_front(chosen, points, {"pick": report.get("pick"), "front": rows}, context.searched)
 
 
-def front_current(job: RunContext, front: Sequence[Trial]) -> bool:
+def front_current(context: RunContext, front: Sequence[Trial]) -> bool:
     """Return whether all files of the front are there, whole and of this search."""
-    return job.files.front_current([_name(trial) for trial in front], job.searched)
+    return context.files.front_current([_name(trial) for trial in front], context.searched)
 
 
 def _name(trial: Trial) -> str:

@@ -52,28 +52,28 @@ DECIDED = (FindingKind.MASK, FindingKind.CONSTANT, FindingKind.APART)
 
 @dataclass(frozen=True, eq=False)
 class Decided:
-    """The job with what was decided, its statistics, and the workers if they are open already."""
+    """The run with what was decided, its statistics, and the workers if they are open already."""
 
-    job: RunContext
-    aim: SearchContext
+    context: RunContext
+    search_context: SearchContext
     profile: Profile
     record: PrecisionRecord
     opened: Candidates | None = None
 
     def with_distinct_ranges(self) -> Decided:
         """Return the same without ranges that come to the same scale as another one."""
-        job = self.job.with_distinct_ranges(self.profile)
-        opened = None if self.opened is None else self.opened.within(job)
-        return Decided(job, self.aim.over(job), self.profile, self.record, opened)
+        context = self.context.with_distinct_ranges(self.profile)
+        opened = None if self.opened is None else self.opened.within(context)
+        return Decided(context, self.search_context.over(context), self.profile, self.record, opened)
 
     def candidates(self) -> Candidates:
-        """Return the measure of the job's candidates, opened at need."""
-        return self.opened or Candidates.of(self.job, self.aim, self.profile)
+        """Return the measure of the run's candidates, opened at need."""
+        return self.opened or Candidates.of(self.context, self.search_context, self.profile)
 
 
-def why_not(job: RunContext) -> str | None:
+def why_not(context: RunContext) -> str | None:
     """Return why nothing is decided before this search; None where it can be."""
-    settings = job.settings
+    settings = context.settings
     if settings.precision.mode == "none":
         return "precision=none"
     if settings.profile is not None:
@@ -87,69 +87,69 @@ def why_not(job: RunContext) -> str | None:
     return None
 
 
-def origin_of(job: RunContext) -> Origin:
+def origin_of(context: RunContext) -> Origin:
     """Return where the record of decisions comes from."""
-    return job.origin("precision", job.fitted_on, (*ANNOTATE, *PRECISION))
+    return context.origin("precision", context.fitted_on, (*ANNOTATE, *PRECISION))
 
 
-def stored(job: RunContext) -> PrecisionRecord | None:
+def stored(context: RunContext) -> PrecisionRecord | None:
     """Return the decisions that an earlier run left in the folder. ArtifactError where they are another run's."""
-    if why_not(job) is not None:
+    if why_not(context) is not None:
         return None
-    origin = origin_of(job)
-    job.files.refuse_other(job.files.precision, origin)
-    if not is_current(job.files.precision, origin, job.files.damaged):
+    origin = origin_of(context)
+    context.files.refuse_other(context.files.precision, origin)
+    if not is_current(context.files.precision, origin, context.files.damaged):
         return None
-    return cast("PrecisionRecord", read_json(job.files.precision, origin))
+    return cast("PrecisionRecord", read_json(context.files.precision, origin))
 
 
-def applied(job: RunContext, record: PrecisionRecord | None) -> RunContext:
-    """Return the job whose space has the decisions as choices with one option."""
+def applied(context: RunContext, record: PrecisionRecord | None) -> RunContext:
+    """Return the run whose space has the decisions as choices with one option."""
     if record is None:
-        return job
+        return context
     floats, wholes, raised = record.get("float", ()), record.get("ranges", ()), record.get("raised", ())
-    return job.offering(floats, wholes, raised, decided=True) if floats or wholes or raised else job
+    return context.offering(floats, wholes, raised, decided=True) if floats or wholes or raised else context
 
 
-def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
-    """Measure the job as it is, decide which nodes stay in float and which ranges are full, and record that.
+def decide(context: RunContext, search_context: SearchContext, profile: Profile) -> Decided:
+    """Measure the run as it is, decide which nodes stay in float and which ranges are full, and record that.
 
     Raises Interrupted after Ctrl-C; measurements are kept, and the next run continues from there.
     """
-    reason = why_not(job)
+    reason = why_not(context)
     if reason is not None:
-        return Decided(job, aim, profile, {"mode": job.settings.precision.mode, "why_not": reason})
+        return Decided(context, search_context, profile, {"mode": context.settings.precision.mode, "why_not": reason})
     started = time.perf_counter()
-    offered = job.offering((), _groups(job), _raisable(job), decided=False)
-    opened = Candidates.of(offered, aim.over(offered), profile)
+    offered = context.offering((), _groups(context), _raisable(context), decided=False)
+    opened = Candidates.of(offered, search_context.over(offered), profile)
     try:
         (first,) = opened.workers([offered.space.start])
-        start = (loss_of(first, aim.objective.metric), first.cost)
-        hosted = _hosted(job)
-        said = _said(job, profile, floats_of(job, hosted))
-        sooner = job.variants.tail or nodes_of(said, FindingKind.MASK)
-        least = _aim(job) if sooner else job.settings.precision.loss_above
-        floats = floats_of(job, _alike(job, (nodes_of(said, *DECIDED) | _masked(job, said)) & hosted))
+        start = (loss_of(first, search_context.objective.metric), first.cost)
+        hosted = _hosted(context)
+        said = _said(context, profile, floats_of(context, hosted))
+        sooner = context.variants.tail or nodes_of(said, FindingKind.MASK)
+        least = _aim(context) if sooner else context.settings.precision.loss_above
+        floats = floats_of(context, _alike(context, (nodes_of(said, *DECIDED) | _masked(context, said)) & hosted))
         if floats and (start[0] > least or _certain(said)):
             opened.close()
-            job.console.stage(
+            context.console.stage(
                 "precision", why(start[0], _certain(said), _refused(opened) if start[0] == math.inf else None)
             )
-            offered = job.offering(floats, _groups(job), _raisable(job), decided=False)
+            offered = context.offering(floats, _groups(context), _raisable(context), decided=False)
             profile = calibrate(offered, profile)
             said = _said(offered, profile, floats)  # of operands that share a scale, too, which are measured only now
-            opened = Candidates.of(offered, aim.over(offered), profile)
-        selection, evaluations = _selected(opened, aim.over(offered), said, start)
+            opened = Candidates.of(offered, search_context.over(offered), profile)
+        selection, evaluations = _selected(opened, search_context.over(offered), said, start)
     except BaseException:
         opened.close()
         raise
     measured: PrecisionRecord = {"evaluations": evaluations + 1, "seconds": time.perf_counter() - started}
     record = record_of(offered, selection, said, measured)
-    job.files.write_precision(record, origin_of(job))
+    context.files.write_precision(record, origin_of(context))
     if selection.moved:
-        job.console.stage("precision", text.precision(record))
-    chosen = applied(job, record)
-    return Decided(chosen, aim.over(chosen), profile, record, opened.within(chosen))
+        context.console.stage("precision", text.precision(record))
+    chosen = applied(context, record)
+    return Decided(chosen, search_context.over(chosen), profile, record, opened.within(chosen))
 
 
 def loss_of(score: Score, metric: Metric) -> float:
@@ -167,18 +167,18 @@ def loss_of(score: Score, metric: Metric) -> float:
 
 
 def _selected(
-    opened: Candidates, aim: SearchContext, said: Sequence[RangeFinding], start: Measured
+    opened: Candidates, search_context: SearchContext, said: Sequence[RangeFinding], start: Measured
 ) -> tuple[Selection, int]:
     """Return the measured decisions, and how many evaluations they took in addition to the start."""
-    job, settings = opened.job, opened.job.settings.precision
-    log = trial_log(job, aim.objective, job.files.precision_trials, "precision")
+    context, settings = opened.context, opened.context.settings.precision
+    log = trial_log(context, search_context.objective, context.files.precision_trials, "precision")
     log.mend()
-    show = job.console.progress("precision")
-    keys = [choice.key for choice in job.space]
+    show = context.console.progress("precision")
+    keys = [choice.key for choice in context.space]
     spare = settings.max_evaluations - 1
     evaluate = Evaluator(
         opened.workers,
-        aim.objective,
+        search_context.objective,
         budget=Budget(max_evaluations=max(spare, 1)),
         batching=Batching(size=None),
         log=log,
@@ -191,25 +191,25 @@ def _selected(
             raise BudgetExhausted
         chosen = moved | {choice_key(ChoiceKind.FLOAT, name) for name in moved}
         score = evaluate([tuple(int(key in chosen) for key in keys)])[0]
-        loss = loss_of(score, aim.objective.metric)
+        loss = loss_of(score, search_context.objective.metric)
         show(evaluate.evaluations, spare, f"loss {loss:.4g}")
         return loss, score.cost
 
-    moves = _moves(job)
-    offered = any(choice.kind == ChoiceKind.FLOAT for choice in job.space)
+    moves = _moves(context)
+    offered = any(choice.kind == ChoiceKind.FLOAT for choice in context.space)
     selection = Selection(
         measure,
         certain=nodes_of(said, FindingKind.CONSTANT),
         masks=nodes_of(said, FindingKind.MASK),
-        masked=frozenset(n for n in _masked(job, said) if choice_key(ChoiceKind.FLOAT, n) in keys),
+        masked=frozenset(n for n in _masked(context, said) if choice_key(ChoiceKind.FLOAT, n) in keys),
         doubted=nodes_of(said, FindingKind.APART),
-        ranges=range_moves(job.graph, [job.variants.reference.group_of[key] for key in _groups(job)]),
-        raised=raised_moves(job.graph, job.variants.reference, _raisable(job)),
+        ranges=range_moves(context.graph, [context.variants.reference.group_of[key] for key in _groups(context)]),
+        raised=raised_moves(context.graph, context.variants.reference, _raisable(context)),
         light=[move for move in moves if not move.heavy],
         heavy=[move for move in moves if move.heavy],
         above=settings.loss_above,
-        aim=_aim(job),
-        tail=job.variants.tail if offered else frozenset(),
+        aim=_aim(context),
+        tail=context.variants.tail if offered else frozenset(),
     )
     try:
         selection.run()
@@ -218,37 +218,37 @@ def _selected(
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted after {evaluate.evaluations} evaluations of what is decided before the search; they are in "
-            f"{job.files.precision_trials}. Resume with: {job.settings.resume_command}",
+            f"{context.files.precision_trials}. Resume with: {context.settings.resume_command}",
             stage="precision",
         ) from None
     return selection, evaluate.evaluations
 
 
-def _said(job: RunContext, profile: Profile, nodes: Sequence[str]) -> tuple[RangeFinding, ...]:
-    return findings_of(job.graph, job.topology, profile, frozenset(nodes))
+def _said(context: RunContext, profile: Profile, nodes: Sequence[str]) -> tuple[RangeFinding, ...]:
+    return findings_of(context.graph, context.topology, profile, frozenset(nodes))
 
 
-def _hosted(job: RunContext) -> frozenset[str]:
+def _hosted(context: RunContext) -> frozenset[str]:
     """Return integer-only nodes of the device that the host could run; an empty set for files without a host."""
-    written = all(form in BACKENDS for form in (job.settings.backend, *job.settings.forms))
-    return frozenset(job.variants.may_host) if written else frozenset()
+    written = all(form in BACKENDS for form in (context.settings.backend, *context.settings.forms))
+    return frozenset(context.variants.may_host) if written else frozenset()
 
 
-def _alike(job: RunContext, found: frozenset[str]) -> frozenset[str]:
+def _alike(context: RunContext, found: frozenset[str]) -> frozenset[str]:
     """Return the nodes of the same roles: what a mask does to one block it does to the others, seen or not."""
-    roles = moves_of(job.graph, _hosted(job)) if found else ()
+    roles = moves_of(context.graph, _hosted(context)) if found else ()
     return found.union(*(move.nodes for move in roles if not found.isdisjoint(move.nodes)))
 
 
-def _masked(job: RunContext, said: Sequence[RangeFinding]) -> frozenset[str]:
+def _masked(context: RunContext, said: Sequence[RangeFinding]) -> frozenset[str]:
     """Return nodes with a mask in their input range, such as a Softmax after the addition of a mask."""
-    return readers_of(job.graph, nodes_of(said, FindingKind.MASK))
+    return readers_of(context.graph, nodes_of(said, FindingKind.MASK))
 
 
 def _refused(opened: Candidates) -> str | None:
     """Return why the device cannot express the start, if it cannot."""
     try:
-        opened.plan(opened.job.space.start)
+        opened.plan(opened.context.space.start)
     except (DataError, HardwareError) as error:
         return str(error).split("; ", 1)[0]  # what would mend it is measured here
     return None
@@ -258,27 +258,27 @@ def _certain(said: Sequence[RangeFinding]) -> list[RangeFinding]:
     return [finding for finding in said if finding.kind is FindingKind.CONSTANT]
 
 
-def _aim(job: RunContext) -> float:
+def _aim(context: RunContext) -> float:
     """Return the loss to reach."""
-    return float(job.settings.objective["tolerance"])
+    return float(context.settings.objective["tolerance"])
 
 
-def _groups(job: RunContext) -> tuple[str, ...]:
+def _groups(context: RunContext) -> tuple[str, ...]:
     """Return the keys of scale groups whose range the default estimator gives, without a rule: it may change."""
-    if not isinstance(job.settings.estimator, MSE):
+    if not isinstance(context.settings.estimator, MSE):
         return ()
-    free = [group for group in job.variants.reference.groups if group.fixed is None]
-    return tuple(group.key for group in free if place_of(job.estimator, group.tensors) is None)
+    free = [group for group in context.variants.reference.groups if group.fixed is None]
+    return tuple(group.key for group in free if place_of(context.estimator, group.tensors) is None)
 
 
-def _raisable(job: RunContext) -> frozenset[str]:
+def _raisable(context: RunContext) -> frozenset[str]:
     """Return the scale groups and weights that may have more bits, because the user has not limited them."""
-    limits = job.settings.limits
-    return frozenset(s.key for s in job.variants.reference.raisable if not limits.names(bits_key(s.key)))
+    limits = context.settings.limits
+    return frozenset(s.key for s in context.variants.reference.raisable if not limits.names(bits_key(s.key)))
 
 
-def _moves(job: RunContext) -> tuple[PrecisionMove, ...]:
+def _moves(context: RunContext) -> tuple[PrecisionMove, ...]:
     """Return the nodes that measurements may leave in float: computing ones, since moves and bounds follow them."""
-    graph, offered = job.graph, {choice.key for choice in job.space}
+    graph, offered = context.graph, {choice.key for choice in context.space}
     floats = [node for node in graph.nodes if choice_key(ChoiceKind.FLOAT, node.name) in offered]
     return moves_of(graph, frozenset(node.name for node in floats if computes(node)))

@@ -42,27 +42,27 @@ def nodes_of(said: Sequence[RangeFinding], *kinds: FindingKind) -> frozenset[str
     return frozenset(finding.node for finding in said if finding.kind in kinds)
 
 
-def floats_of(job: RunContext, hosted: frozenset[str]) -> tuple[str, ...]:
+def floats_of(context: RunContext, hosted: frozenset[str]) -> tuple[str, ...]:
     """Return the nodes that the device may run in float and, of `hosted`, those that only its host may, in order."""
-    may = {*job.variants.may_float, *hosted}
-    return tuple(node.name for node in job.graph.nodes if node.name in may)
+    may = {*context.variants.may_float, *hosted}
+    return tuple(node.name for node in context.graph.nodes if node.name in may)
 
 
 def record_of(
-    job: RunContext, selection: Selection, said: Sequence[RangeFinding], measured: PrecisionRecord
+    context: RunContext, selection: Selection, said: Sequence[RangeFinding], measured: PrecisionRecord
 ) -> PrecisionRecord:
     """Return the record of the decisions, as precision.json holds it.
 
-    `job` has everything that could be decided. `measured` has the evaluations and seconds.
+    `context` has everything that could be decided. `measured` has the evaluations and seconds.
     """
     first, last = selection.tried[0], selection.taken
     tail = selection.tail if selection.tail <= selection.moved else frozenset()
-    floats = [node.name for node in job.graph.nodes if node.name in selection.moved]
-    groups = [group for group in job.variants.reference.groups if range_key(group.key) in selection.moved]
+    floats = [node.name for node in context.graph.nodes if node.name in selection.moved]
+    groups = [group for group in context.variants.reference.groups if range_key(group.key) in selection.moved]
     wider: list[RoleRow] = [
         {"role": f"{len(move.nodes)} ranges after {move.op}", "nodes": len(move.nodes), "share": None,
          "why": "the whole range loses less than the estimated one"}
-        for move in range_moves(job.graph, groups)
+        for move in range_moves(context.graph, groups)
     ]  # fmt: skip
     raised = [key.subject for found in selection.moved if (key := read_key(found)) and key.kind is ChoiceKind.BITS]
     return {
@@ -76,11 +76,15 @@ def record_of(
         "ranges": [group.key for group in groups],
         "raised": sorted(raised),
         "roles": [
-            *_tail_rows(job, tail),
-            *(_role(move, said) for move in moves_of(job.graph, frozenset(floats) - tail)),
+            *_tail_rows(context, tail),
+            *(_role(move, said) for move in moves_of(context.graph, frozenset(floats) - tail)),
             *wider,
-            *_raised_rows(job, frozenset(raised)),
-            *(_outlier_row(job, finding) for finding in said if first.loss > selection.above and _is_outlier(finding)),
+            *_raised_rows(context, frozenset(raised)),
+            *(
+                _outlier_row(context, finding)
+                for finding in said
+                if first.loss > selection.above and _is_outlier(finding)
+            ),
         ],
         "findings": [cast("FindingRow", asdict(finding)) for finding in said],
         "trials": [cast("PrecisionTrialRow", {**asdict(t), "nodes": len(t.nodes)}) for t in selection.tried],
@@ -88,8 +92,8 @@ def record_of(
     }
 
 
-def _raised_rows(job: RunContext, raised: frozenset[str]) -> list[RoleRow]:
-    reference = job.variants.reference
+def _raised_rows(context: RunContext, raised: frozenset[str]) -> list[RoleRow]:
+    reference = context.variants.reference
     widest = {bits_key(site.key): site.widest for site in reference.raisable}
     return [
         {
@@ -98,15 +102,15 @@ def _raised_rows(job: RunContext, raised: frozenset[str]) -> list[RoleRow]:
             "share": None,
             "why": "measured; hardware.activations.raise_to=null leaves all tensors at hardware.activations.bits",
         }
-        for move in raised_moves(job.graph, reference, raised)
+        for move in raised_moves(context.graph, reference, raised)
     ]
 
 
-def _tail_rows(job: RunContext, tail: frozenset[str]) -> list[RoleRow]:
+def _tail_rows(context: RunContext, tail: frozenset[str]) -> list[RoleRow]:
     if not tail:
         return []
-    share = sum(move.share for move in moves_of(job.graph, tail))
-    first = next(node.name for node in job.graph.nodes if node.name in tail)
+    share = sum(move.share for move in moves_of(context.graph, tail))
+    first = next(node.name for node in context.graph.nodes if node.name in tail)
     role = f"{choice_key(ChoiceKind.FLOAT, TAIL)}: everything after the last layers, from {first} on"
     return [
         {
@@ -128,9 +132,9 @@ def _is_outlier(finding: RangeFinding) -> bool:
     return finding.kind is FindingKind.OUTLIERS
 
 
-def _outlier_row(job: RunContext, finding: RangeFinding) -> RoleRow:
+def _outlier_row(context: RunContext, finding: RangeFinding) -> RoleRow:
     """Return the row of a tensor with outliers, which changes nothing here: other options cost nothing, float does."""
-    later = any("equalize" in str(step) for step in job.settings.recover.steps)
+    later = any("equalize" in str(step) for step in context.settings.recover.steps)
     mends = "equalize (recovery) rescales channels with very different ranges"
     return {
         "role": f"no node yet: outliers in {finding.tensor}",

@@ -21,7 +21,7 @@ from quantpipe.types import Profile
 
 
 def recovered(
-    job: RunContext,
+    context: RunContext,
     searched: stages.SearchedStrategy,
     options: RecoverOptions,
     *,
@@ -29,20 +29,20 @@ def recovered(
     kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
 ) -> RecoveryResult:
     """Return what recovery makes of a strategy with the settings of the run."""
-    settings = job.settings
+    settings = context.settings
     return stages.recover(
-        job.problem,
+        context.problem,
         searched,
-        job.inputs.calibrate,
-        stages.Holdout(job.inputs.judge, job.inputs.compared),
+        context.inputs.calibrate,
+        stages.Holdout(context.inputs.judge, context.inputs.compared),
         settings=stages.RecoverySettings(
             options,
             settings.calibrate.memory_mb,
             settings.seed,
-            base_of(job.estimator),
+            base_of(context.estimator),
             settings.weight_method,
             settings.train,
-            training_data(job),
+            training_data(context),
         ),
         progress=progress,
         kept=kept,
@@ -50,47 +50,47 @@ def recovered(
 
 
 def recover(
-    job: RunContext, found: SearchDecision, profile: Profile | None, files: RunFolder | None = None
+    context: RunContext, decision: SearchDecision, profile: Profile | None, files: RunFolder | None = None
 ) -> SearchDecision:
     """Return the decision with the overrides of the recovery steps that helped.
 
     Without steps, the overrides are those that the search gave its candidates. `profile` has the statistics of the
     strategy, if this run has them. `files` keeps recovered weights of a finalist (None: the run's own folder).
     """
-    job, settings, options = job.with_topology_of(found.strategy), job.settings, job.settings.recover
-    finalist, files = files is not None, files or job.files
+    context, settings, options = context.with_topology_of(decision.strategy), context.settings, context.settings.recover
+    finalist, files = files is not None, files or context.files
     waits, why = settings.recovers_if_needed, ""
-    if waits and missed(found.report):
+    if waits and missed(decision.report):
         options, why = sought(options, settings.objective), "the objective is missed: "
-    elif waits and not pays(found.report, options):
+    elif waits and not pays(decision.report, options):
         waits, options = False, replace(options, steps=())
     if not options.steps and not settings.train.active and settings.search.weights == "nearest":
-        return found
-    origin = job.recovered(digest_of(found.strategy, NO_OVERRIDES))
-    stored = files.read_recovered(origin, job.topology)
+        return decision
+    origin = context.recovered(digest_of(decision.strategy, NO_OVERRIDES))
+    stored = files.read_recovered(origin, context.topology)
     kept = PartCheckpoint(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     if stored is not None:
         kept.clear()  # a kill may have come between what was recovered and this
-        job.console.stage("recover", "from an earlier run in this folder")
-        return replace(found, overrides=stored[0], recovery=stored[1])
-    start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
+        context.console.stage("recover", "from an earlier run in this folder")
+        return replace(decision, overrides=stored[0], recovery=stored[1])
+    start = decision.overrides if decision.overrides.weights else rounded(context, decision.strategy)
     if not options.steps and not settings.train.active:
-        return replace(found, overrides=start, recovery=files.write_recovered(RecoveryResult(start, ()), origin))
+        return replace(decision, overrides=start, recovery=files.write_recovered(RecoveryResult(start, ()), origin))
     names = (
         *options.names,
         *((f"train ({settings.choices.get('train', 'own options')})",) if settings.train.active else ()),
     )
-    job.console.stage("recover", f"{why}{', '.join(names)}")
+    context.console.stage("recover", f"{why}{', '.join(names)}")
     started = time.perf_counter()
-    searched = stages.SearchedStrategy(found.strategy, start, profile)
-    climbed = recovered(job, searched, options, progress=job.console.progress("recover"), kept=kept)
-    gain = weighed(climbed, found.report, time.perf_counter() - started) if waits else None
+    searched = stages.SearchedStrategy(decision.strategy, start, profile)
+    result = recovered(context, searched, options, progress=context.console.progress("recover"), kept=kept)
+    gain = weighed(result, decision.report, time.perf_counter() - started) if waits else None
     if gain is not None and not gain["kept"]:
-        climbed = replace(left_out(climbed), overrides=start)
-    recovery = files.write_recovered(climbed, origin, gain)
+        result = replace(left_out(result), overrides=start)
+    recovery = files.write_recovered(result, origin, gain)
     kept.clear()
     if gain is not None:
-        job.console.stage("recovered", recovery_gain(gain))
+        context.console.stage("recovered", recovery_gain(gain))
     if not finalist:
         decisions.recovered(recovery)
-    return replace(found, overrides=climbed.overrides, recovery=recovery)
+    return replace(decision, overrides=result.overrides, recovery=recovery)

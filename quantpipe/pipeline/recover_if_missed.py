@@ -52,7 +52,7 @@ def sought(options: RecoverOptions, objective: Mapping[str, Any]) -> RecoverOpti
     return replace(options, kl_target=min(options.kl_target, within))
 
 
-def weighed(climbed: RecoveryResult, report: SearchReport, seconds: float) -> RecoveryGain:
+def weighed(result: RecoveryResult, report: SearchReport, seconds: float) -> RecoveryGain:
     """Return cost and gain of recovery, and whether it is kept.
 
     It is judged by the metric of the objective, although its steps are judged by the outputs' losses. `report`: the
@@ -60,10 +60,10 @@ def weighed(climbed: RecoveryResult, report: SearchReport, seconds: float) -> Re
     """
     least = cast("float", report["least_value"])  # there was one to miss
     before: dict[str, Any] = {"value": report["best_value"], "accuracy": dict(report["metrics"]).get("top1")}
-    value = objective_value(Metric(report["metric"]), climbed.metrics) if climbed.metrics else None
+    value = objective_value(Metric(report["metric"]), result.metrics) if result.metrics else None
     gains = value is not None and (value > before["value"] or isnan(before["value"]))
-    kept = gains and any(step["kept"] for step in climbed.steps)
-    after: dict[str, Any] = {"value": value, "accuracy": climbed.metrics.get("top1")} if kept else before
+    kept = gains and any(step["kept"] for step in result.steps)
+    after: dict[str, Any] = {"value": value, "accuracy": result.metrics.get("top1")} if kept else before
     return {
         "metric": report["metric"],
         "least_value": least,
@@ -74,15 +74,15 @@ def weighed(climbed: RecoveryResult, report: SearchReport, seconds: float) -> Re
         "met": reaches(float(after["value"]), least),
         "kept": kept,
         "seconds": seconds,
-        "evaluations": climbed.evaluations,
+        "evaluations": result.evaluations,
     }
 
 
-def left_out(climbed: RecoveryResult) -> RecoveryResult:
+def left_out(result: RecoveryResult) -> RecoveryResult:
     """Return the table of steps of a recovery whose result is not taken."""
     reason = "the loss fell, and the objective's own metric gained nothing: the strategy stays as the search left it"
-    steps: list[StepRow] = [{**row, "kept": False, "reason": reason} if row["kept"] else row for row in climbed.steps]
-    return replace(climbed, steps=tuple(steps), layers=(), metrics={})
+    steps: list[StepRow] = [{**row, "kept": False, "reason": reason} if row["kept"] else row for row in result.steps]
+    return replace(result, steps=tuple(steps), layers=(), metrics={})
 
 
 def still_missed(shortfall: str, gain: RecoveryGain | None) -> str:

@@ -24,43 +24,47 @@ from quantpipe.types import (
 )
 
 
-def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: Profile) -> SearchDecision:
+def refine(
+    context: RunContext, decision: SearchDecision, search_context: SearchContext, profile: Profile
+) -> SearchDecision:
     """Return the best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
 
     Each finalist's recovery has a folder of its own, so that an interrupted run continues with the next one.
     """
-    settings, objective = job.settings, aim.judging
-    table = job.thresholds(profile)
+    settings, objective = context.settings, search_context.judging
+    table = context.thresholds(profile)
     tried: list[tuple[Trial, Trial, SearchDecision]] = []
-    start = rounder(job)
-    chosen = finalists(aim.log.read(), aim.objective, settings.search.finalists)
+    start = rounder(context)
+    chosen = finalists(search_context.log.read(), search_context.objective, settings.search.finalists)
     for place, trial in enumerate(chosen, start=1):
-        strategy = table.strategy(job.space.decode(trial.point))
-        job.console.stage("finalist", f"{place} of {len(chosen)}: trial {trial.number}, cost {trial.score.cost:.6g}")
-        files = RunFolder(job.files.finalists / str(trial.number), job.console.warn)
-        mine = SearchDecision(strategy, found.report, table.rectified(strategy), start(strategy))
-        recovered = recover(job, mine, profile, files)
+        strategy = table.strategy(context.space.decode(trial.point))
+        context.console.stage(
+            "finalist", f"{place} of {len(chosen)}: trial {trial.number}, cost {trial.score.cost:.6g}"
+        )
+        files = RunFolder(context.files.finalists / str(trial.number), context.console.warn)
+        mine = SearchDecision(strategy, decision.report, table.rectified(strategy), start(strategy))
+        recovered = recover(context, mine, profile, files)
         metrics = recovered.recovery.get("metrics")
         value = objective_value(objective.metric, metrics) if metrics else trial.score.value
         score = Score(value, trial.score.cost, tuple((metrics or dict(trial.score.metrics)).items()))
         tried.append((trial, replace(trial, score=score), recovered))
     if not tried:
-        return recover(job, found, profile)
+        return recover(context, decision, profile)
     best = _best([after for _, after, _ in tried], objective, settings.pick)
     before, after, recovered = next(entry for entry in tried if entry[1] is best)
     rows = [_row(a, b, b is best) for a, b, _ in tried]
-    recovery = job.files.write_recovered(
+    recovery = context.files.write_recovered(
         RecoveryResult(
             recovered.overrides,
             tuple(recovered.recovery["steps"]),
             tuple(recovered.recovery["layers"]),
             recovered.recovery["metrics"],
         ),
-        job.recovered(digest_of(recovered.strategy, NO_OVERRIDES)),
+        context.recovered(digest_of(recovered.strategy, NO_OVERRIDES)),
     )
     decisions.recovered(recovery)
     report: SearchReport = {
-        **found.report,
+        **decision.report,
         "finalists": rows,
         "best_value": after.score.value,
         "best_cost": after.score.cost,
@@ -70,7 +74,7 @@ def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: 
     if "picked" in report:
         report["picked"] = before.number
     result = replace(recovered, report=report, recovery=recovery)
-    job.write_strategy(result, {}, job.searched)
+    context.write_strategy(result, {}, context.searched)
     return result
 
 

@@ -26,35 +26,35 @@ from quantpipe.types import (
 )
 
 
-def stored_strategy(job: RunContext) -> SearchDecision:
+def stored_strategy(context: RunContext) -> SearchDecision:
     """Return the result of an earlier search in this folder; ArtifactError if it has no such result."""
-    if not job.files.strategy.is_file():
+    if not context.files.strategy.is_file():
         raise ArtifactError(
             "there is no strategy of an earlier search in this folder; add search to stages or give command=replay "
             "strategy=FILE",
             stage="realize",
-            where=str(job.files.strategy),
+            where=str(context.files.strategy),
         )
-    _refuse_seen(job)
-    return _read(job, job.files.strategy)
+    _refuse_seen(context)
+    return _read(context, context.files.strategy)
 
 
-def finished_strategy(job: RunContext) -> SearchDecision:
+def finished_strategy(context: RunContext) -> SearchDecision:
     """Return the strategy of the finished run in this folder, after recovery.
 
     Its ranges are as calibration found them, however large: a mask may reach as far as float32 does. Raises
     ArtifactError where it is damaged, or not of this model and device.
     """
-    return _read(job, job.files.strategy, finished=True)
+    return _read(context, context.files.strategy, finished=True)
 
 
-def finished_run(job: RunContext, stage: str) -> SearchDecision:
+def finished_run(context: RunContext, stage: str) -> SearchDecision:
     """Return the strategy of the finished run in this folder, after a check that model and samples match.
 
     `stage` is the command, as errors name it. Raises ArtifactError where the run is not finished, or is of another
     model, other samples or another configuration.
     """
-    files = job.files
+    files = context.files
     for path in (files.report, files.strategy, files.model):
         if not path.is_file():
             raise ArtifactError(
@@ -62,10 +62,10 @@ def finished_run(job: RunContext, stage: str) -> SearchDecision:
                 stage=stage,
                 where=str(path),
             )
-    for path, origin in ((files.topology, job.annotated), (files.stats, job.calibrated)):
+    for path, origin in ((files.topology, context.annotated), (files.stats, context.calibrated)):
         files.refuse_other(path, origin)
     then = read_json(files.data)
-    for role, now in job.inputs.data_record().items():
+    for role, now in context.inputs.data_record().items():
         known = then.get(role)
         if isinstance(known, dict) and known.get("digest") != now["digest"]:
             raise ArtifactError(
@@ -75,37 +75,37 @@ def finished_run(job: RunContext, stage: str) -> SearchDecision:
                 stage=stage,
                 where=str(files.data),
             )
-    return finished_strategy(job)
+    return finished_strategy(context)
 
 
-def _refuse_seen(job: RunContext) -> None:
+def _refuse_seen(context: RunContext) -> None:
     """Raise ArtifactError where the search has seen the samples that are to judge recovery."""
-    origin = read_origin(job.files.strategy)
+    origin = read_origin(context.files.strategy)
     searched = None if origin is None else origin.inputs.get("search_data")
-    if job.inputs.aside is not None and searched not in (None, job.inputs.search.digest):
+    if context.inputs.aside is not None and searched not in (None, context.inputs.search.digest):
         raise ArtifactError(
             "the search for this strategy used other samples, possibly samples that should judge recovery. Give "
             "recover.holdout=0, or search again in another folder (hydra.run.dir) with recover=default",
             stage="recover",
-            where=str(job.files.strategy),
+            where=str(context.files.strategy),
         )
 
 
-def replayed_strategy(job: RunContext) -> SearchDecision:
+def replayed_strategy(context: RunContext) -> SearchDecision:
     """Return the strategy of `command=replay strategy=FILE`, or of one candidate of `strategy=…/trials.jsonl`.
 
     Raises ArtifactError where this folder holds another one.
     """
-    path = job.settings.strategy
+    path = context.settings.strategy
     if path is None:
         raise ArtifactError("there is no strategy to be replayed; give strategy=FILE", stage="replay")
-    number = job.settings.replay.trial
-    job.console.stage("replay", str(path) if number is None else f"trial {number} of {path}")
-    found = _read(job, path) if number is None else replayed_trial(job, path, number)
-    here = job.files.strategy
+    number = context.settings.replay.trial
+    context.console.stage("replay", str(path) if number is None else f"trial {number} of {path}")
+    found = _read(context, path) if number is None else replayed_trial(context, path, number)
+    here = context.files.strategy
     if (broken := damage(here)) is not None:
-        job.files.damaged(broken)
-    elif here.is_file() and digest_json(read_json(here).get("strategy")) != digest_json(_decided(job, found)):
+        context.files.damaged(broken)
+    elif here.is_file() and digest_json(read_json(here).get("strategy")) != digest_json(_decided(context, found)):
         raise ArtifactError(
             "this folder holds another strategy than the one to be replayed; choose another folder (hydra.run.dir)",
             stage="replay",
@@ -114,49 +114,51 @@ def replayed_strategy(job: RunContext) -> SearchDecision:
     return found
 
 
-def _decided(job: RunContext, found: SearchDecision) -> object:
+def _decided(context: RunContext, decision: SearchDecision) -> object:
     """Return the decisions in the strategy's file."""
-    spec, schema = job.settings.spec, job.settings.schema
-    topology = job.variants.at(found.strategy.structure)
+    spec, schema = context.settings.spec, context.settings.schema
+    topology = context.variants.at(decision.strategy.structure)
     results: ResultsPart = {"search": {}, "rectified": []}
-    payload = strategy_payload(job.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)
+    payload = strategy_payload(
+        context.graph.model_hash, spec, schema, topology, strategy=decision.strategy, results=results
+    )
     return payload["strategy"]
 
 
-def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecision:
+def _read(context: RunContext, path: Path, *, finished: bool = False) -> SearchDecision:
     """Return the decision in a file; `finished`: of a finished run in this folder, with its recovered weights."""
-    settings = job.settings
+    settings = context.settings
     payload, notes = read_json(path), None
     if settings.command == "replay" and is_foreign(payload, settings.spec, settings.schema):
         spec, schema = settings.spec, settings.schema
-        payload, notes = carried(payload, str(path), spec, schema=schema, variants=job.variants)
+        payload, notes = carried(payload, str(path), spec, schema=schema, variants=context.variants)
     decided = payload.get("strategy")
     model = str(decided.get("model_hash") if isinstance(decided, dict) else None)
-    forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
-    expected = model if forced else job.graph.model_hash
+    forced = settings.command == "replay" and settings.replay.force and model != context.graph.model_hash
+    expected = model if forced else context.graph.model_hash
     strategy = read_strategy(
         payload,
         str(path),
         expected,
         settings.spec,
         schema=settings.schema,
-        variants=job.variants,
+        variants=context.variants,
         most=math.inf if finished else MOST,
     )
     report, rectified, recovery = results_of(payload, str(path))
     found = SearchDecision(strategy, report, rectified)
     if forced:
         left = ", and its recovered weights are left out" if recovery.get("weights") else ""
-        job.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
+        context.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
         return found
     if settings.command != "replay" and not finished:
         return found
     if notes is not None:
-        return _from_elsewhere(job, path, found, notes, recovered=bool(recovery.get("weights")))
+        return _from_elsewhere(context, path, found, notes, recovered=bool(recovery.get("weights")))
     if not recovery:
-        return replace(found, overrides=_as_searched(job, path, found))
+        return replace(found, overrides=_as_searched(context, path, found))
     overrides = (
-        replayed_overrides(path, recovery, job.variants.at(strategy.structure))
+        replayed_overrides(path, recovery, context.variants.at(strategy.structure))
         if recovery.get("weights")
         else NO_OVERRIDES
     )
@@ -164,24 +166,24 @@ def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecis
 
 
 def _from_elsewhere(
-    job: RunContext, path: Path, found: SearchDecision, notes: list[str], *, recovered: bool
+    context: RunContext, path: Path, decision: SearchDecision, notes: list[str], *, recovered: bool
 ) -> SearchDecision:
     """Return the decision of another device, and in its notes what did not fit here."""
     if recovered:
         notes = [*notes, "its recovered weights are left out: they are integers of its own scales"]
     said = "; ".join(notes) if notes else "all its numbers fit"
     note = f"{path} was made for another device or schema: {said}"
-    job.console.warn(note)
-    report = cast("SearchReport", {**found.report, "notes": [*found.report.get("notes", []), note]})
-    return replace(found, report=report)
+    context.console.warn(note)
+    report = cast("SearchReport", {**decision.report, "notes": [*decision.report.get("notes", []), note]})
+    return replace(decision, report=report)
 
 
-def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Overrides:
+def _as_searched(context: RunContext, path: Path, decision: SearchDecision) -> Overrides:
     """Return the weights of a strategy that was not recovered after the search, such as a point of a Pareto front.
 
     ArtifactError where the search recovered its candidates' weights and this run is not set up to do so again.
     """
-    searched, here = found.report.get("weights", "nearest"), job.settings.search.weights
+    searched, here = decision.report.get("weights", "nearest"), context.settings.search.weights
     if searched != "nearest" and searched != here:
         raise ArtifactError(
             f"its search rounded weights by search.weights={searched}; replay it with that, the same recover "
@@ -189,7 +191,7 @@ def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Override
             stage="replay",
             where=str(path),
         )
-    return NO_OVERRIDES if searched == "nearest" else rounded(job, found.strategy)
+    return NO_OVERRIDES if searched == "nearest" else rounded(context, decision.strategy)
 
 
 def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:

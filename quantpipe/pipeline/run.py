@@ -36,5 +36,5 @@ def run(steps: Steps) -> RunReport | None:
 
     Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
     """
-    with steps.job.files.lock():
+    with steps.context.files.lock():
         return steps.all()

@@ -352,19 +352,19 @@ class RunFolder:
         write_json(self.explained, report, origin)
 
     def write_recovered(
-        self, climbed: RecoveryResult, origin: Origin, gain: RecoveryGain | None = None
+        self, result: RecoveryResult, origin: Origin, gain: RecoveryGain | None = None
     ) -> RecoveryRecord:
         """Store recovered weights, and return what the report and the strategy say of them.
 
         `gain`: what recovery cost and gained, where it ran for a missed objective.
         """
-        arrays = overrides_arrays(climbed.overrides)
+        arrays = overrides_arrays(result.overrides)
         weights = digest_arrays(arrays) if arrays else None
         record: RecoveryRecord = {
-            "steps": list(climbed.steps),
-            "layers": list(climbed.layers),
+            "steps": list(result.steps),
+            "layers": list(result.layers),
             "weights": weights,
-            "metrics": dict(climbed.metrics),
+            "metrics": dict(result.metrics),
         }
         if gain is not None:
             record["gain"] = gain

@@ -74,58 +74,58 @@ class SearchContext:
     log: JsonlLog
 
     @classmethod
-    def of(cls, job: RunContext) -> SearchContext:
+    def of(cls, context: RunContext) -> SearchContext:
         """Run the float model on the samples that decide.
 
         The folder's log of trials is not read yet (`read`).
         """
-        session = Session(job.graph.model, where=job.graph.source)
+        session = Session(context.graph.model, where=context.graph.source)
 
         def on(samples: Samples) -> Reference:
-            return reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
+            return reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
 
-        aside = None if job.inputs.aside is None else on(job.inputs.aside)
-        return cls._over(job, on(job.inputs.search), aside)
+        aside = None if context.inputs.aside is None else on(context.inputs.aside)
+        return cls._over(context, on(context.inputs.search), aside)
 
-    def over(self, job: RunContext) -> SearchContext:
-        """Return the same with the choices of another job on the same samples."""
-        return self._over(job, self.reference, self.aside)
+    def over(self, context: RunContext) -> SearchContext:
+        """Return the same with the choices of another run on the same samples."""
+        return self._over(context, self.reference, self.aside)
 
     @classmethod
-    def _over(cls, job: RunContext, reference: Reference, aside: Reference | None) -> SearchContext:
-        settings = job.settings
+    def _over(cls, context: RunContext, reference: Reference, aside: Reference | None) -> SearchContext:
+        settings = context.settings
 
         def by(found: Reference) -> Objective:
             return stages.make_objective(
-                settings.objective, job.graph, job.variants, settings.spec, space=job.space, reference=found
+                settings.objective, context.graph, context.variants, settings.spec, space=context.space, reference=found
             )
 
         objective = by(reference)
-        log = trial_log(job, objective, job.files.trials, repr(settings.search.algorithm))
+        log = trial_log(context, objective, context.files.trials, repr(settings.search.algorithm))
         return cls(reference, aside, objective, objective if aside is None else by(aside), log)
 
 
-def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str) -> JsonlLog:
-    """Return a log of the job's candidates; existing content of the file must have the same origin.
+def trial_log(context: RunContext, objective: Objective, path: Path, algorithm: str) -> JsonlLog:
+    """Return a log of the run's candidates; existing content of the file must have the same origin.
 
     The budget is not part of the origin: a larger one continues where the smaller one ended. `algorithm` is the
     algorithm with its options, as text.
     """
-    settings = job.settings
+    settings = context.settings
     identity = search_origin(
-        job.offered or job.space,  # what was left out of it follows from the statistics
+        context.offered or context.space,  # what was left out of it follows from the statistics
         objective,
         settings.seed,
-        model=job.graph.model_hash,
-        **job.fitted_on,
+        model=context.graph.model_hash,
+        **context.fitted_on,
         **{key: digest_json(part(settings, key)) for key in ANNOTATE},
         threshold=settings.estimation,
         algorithm=algorithm,
         **rounding_origin(settings),
         **detections_origin(settings),
-        **({} if job.start is None else job.start.origin),
+        **({} if context.start is None else context.start.origin),
     )
-    return JsonlLog(path, identity, job.space, job.console.warn)
+    return JsonlLog(path, identity, context.space, context.console.warn)
 
 
 def detections_origin(settings: Settings) -> dict[str, str]:
@@ -165,54 +165,54 @@ class Translated:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Measure the points of a job's space, with the table of their ranges."""
+    """Measure the points of a run's space, with the table of their ranges."""
 
-    job: RunContext
+    context: RunContext
     recipe: CandidateRecipe
     table: ThresholdTable
     workers: Workers
 
-    def within(self, job: RunContext) -> Candidates:
-        """Return the same workers for a job whose choices are some of these, with some of their options."""
-        own, there = self.job.space.choices, {choice.key: choice for choice in job.space}
-        place = {choice.key: number for number, choice in enumerate(job.space)}
+    def within(self, context: RunContext) -> Candidates:
+        """Return the same workers for a run whose choices are some of these, with some of their options."""
+        own, there = self.context.space.choices, {choice.key: choice for choice in context.space}
+        place = {choice.key: number for number, choice in enumerate(context.space)}
 
         def translated(point: Point) -> Point:
             chosen = ((c, there[c.key].options[point[place[c.key]]] if c.key in there else c.options[0]) for c in own)
             return tuple(choice.options.index(option) for choice, option in chosen)
 
-        return replace(self, job=job, workers=Translated(self.workers, translated))
+        return replace(self, context=context, workers=Translated(self.workers, translated))
 
     @classmethod
-    def of(cls, job: RunContext, aim: SearchContext, profile: Profile) -> Candidates:
+    def of(cls, context: RunContext, search_context: SearchContext, profile: Profile) -> Candidates:
         """Open the workers; whoever opened them closes them."""
-        settings = job.settings
-        table = job.thresholds(profile)
-        timed = aim.objective.cost is CostKind.LATENCY
+        settings = context.settings
+        table = context.thresholds(profile)
+        timed = search_context.objective.cost is CostKind.LATENCY
         recipe = CandidateRecipe(
-            job.graph,
-            job.topology,
+            context.graph,
+            context.topology,
             settings.spec,
             settings.schema,
-            job.space,
+            context.space,
             table,
-            job.inputs.search,
-            aim.reference,
-            aim.objective.metric.value,
-            "bits" if timed else aim.objective.cost.value,
+            context.inputs.search,
+            search_context.reference,
+            search_context.objective.metric.value,
+            "bits" if timed else search_context.objective.cost.value,
             settings.backend,
             EvaluatorKind(settings.search.candidate_form),
             settings.calibrate.memory_mb,
-            moments_of(job),
+            moments_of(context),
             candidate_layer(settings),
-            job.branches,
+            context.branches,
         )
-        return cls(job, recipe, table, settings.executor.open(recipe))
+        return cls(context, recipe, table, settings.executor.open(recipe))
 
     def plan(self, point: Point) -> QuantPlan:
-        """Return all numbers of a point of the job's space. HardwareError where the device cannot express one."""
-        job, strategy = self.job, self.table.strategy(self.job.space.decode(point))
-        planner = job.with_topology_of(strategy).problem.planner
+        """Return all numbers of a point of the run's space. HardwareError where the device cannot express one."""
+        context, strategy = self.context, self.table.strategy(self.context.space.decode(point))
+        planner = context.with_topology_of(strategy).problem.planner
         variants = self.recipe.variants(planner)
         return planner.plan(strategy, NO_OVERRIDES if variants is None else variants.overrides(strategy))
 
@@ -221,29 +221,29 @@ class Candidates:
         self.workers.close()
 
 
-def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord) -> SearchDecision:
+def search(search_context: SearchContext, candidates: Candidates, decided: PrecisionRecord) -> SearchDecision:
     """Return the best strategy within the budget, and close the candidates.
 
     `decided` is the decision before the search, which the report shows. Raises Interrupted after Ctrl-C; the best
     strategy so far is written.
     """
-    job, table, recipe, workers = candidates.job, candidates.table, candidates.recipe, candidates.workers
-    settings, timed = job.settings, aim.objective.cost is CostKind.LATENCY
-    planner = job.problem.planner
-    aim.log.mend()
-    job.console.stage("search", opening(job, aim.objective))
+    context, table, recipe, workers = candidates.context, candidates.table, candidates.recipe, candidates.workers
+    settings, timed = context.settings, search_context.objective.cost is CostKind.LATENCY
+    planner = context.problem.planner
+    search_context.log.mend()
+    context.console.stage("search", opening(context, search_context.objective))
     for said in absent(settings.annotate.choices, settings.spec):
-        job.console.warn(said)
-    show = job.console.progress("search")
+        context.console.warn(said)
+    show = context.console.progress("search")
     limit = settings.search.max_evaluations or 0
     budget = Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target)
     with closing(candidates):
         result = stages.search(
-            job.space,
-            _timed(job, workers, table, planner) if timed else workers,
-            aim.objective,
+            context.space,
+            _timed(context, workers, table, planner) if timed else workers,
+            search_context.objective,
             stages.SearchMethod(settings.search.algorithm, budget, settings.seed),
-            log=aim.log,
+            log=search_context.log,
             on_trial=lambda trial, best: show(
                 trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"
             ),
@@ -251,22 +251,25 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
         )
         if isnan(result.score.value):
             candidates.plan(result.best)  # says what stands against it, where none that was tried can be expressed
-        taken, front = _taken(candidates, result, aim)
+        taken, front = _taken(candidates, result, search_context)
         point, score = taken.worth.point, taken.worth.score
-    strategy = table.strategy(job.space.decode(point))
-    current = job.files.current(job.files.strategy, job.searched)
-    known = read_json(job.files.strategy)["results"]["search"] if current else {}
-    report: SearchReport = {**search_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    strategy = table.strategy(context.space.decode(point))
+    current = context.files.current(context.files.strategy, context.searched)
+    known = read_json(context.files.strategy)["results"]["search"] if current else {}
+    report: SearchReport = {
+        **search_report(context, result, score, search_context.objective, known=known, workers=workers),
+        **front,
+    }
     report["device"] = taken.worth.report
     if taken.parts:
         report["contributions"] = taken.parts
-        report["changed_choices"] = len(changed_choices(job.space, point))
+        report["changed_choices"] = len(changed_choices(context.space, point))
     if taken.confirmation is not None:
         report["confirmation"] = taken.confirmation
-    if job.start is not None:
-        report["start"] = {"start": job.start.digest, "points": len(job.start.points)}
+    if context.start is not None:
+        report["start"] = {"start": context.start.digest, "points": len(context.start.points)}
     if taken.worth.report["sentence"]:
-        job.console.stage("search", taken.worth.report["sentence"])
+        context.console.stage("search", taken.worth.report["sentence"])
     if decided:
         report = {**report, "precision": decided, "notes": [*decided.get("notes", ()), *report["notes"]]}
     variants = recipe.variants(planner)
@@ -274,17 +277,17 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
     found = SearchDecision(strategy, report, table.rectified(strategy), overrides)
     decisions.searched(found.report)
     for note in found.report["notes"]:
-        job.console.warn(note)
-    if front and not (current and _same(known, report) and front_current(job, result.front)):
-        write_front(job, result.front, found, table)
+        context.console.warn(note)
+    if front and not (current and _same(known, report) and front_current(context, result.front)):
+        write_front(context, result.front, found, table)
     elif not (current and _same(known, report)):
-        job.write_strategy(found, {}, job.searched)
+        context.write_strategy(found, {}, context.searched)
     if result.stopped is Stopped.INTERRUPTED or "evaluate" not in settings.stages:
-        file_trials(settings.tracker, aim.log.read())  # else behind the report, whose numbers come first
+        file_trials(settings.tracker, search_context.log.read())  # else behind the report, whose numbers come first
     if result.stopped is Stopped.INTERRUPTED:
         raise Interrupted(
             f"interrupted after {result.evaluations} evaluations; the best strategy so far is in "
-            f"{job.files.strategy}. Resume with: {settings.resume_command}",
+            f"{context.files.strategy}. Resume with: {settings.resume_command}",
             stage="search",
         )
     return found
@@ -299,26 +302,26 @@ class Taken:
     confirmation: ConfirmationPart | None = None
 
 
-def _taken(candidates: Candidates, result: SearchResult, aim: SearchContext) -> tuple[Taken, FrontPart]:
+def _taken(candidates: Candidates, result: SearchResult, search_context: SearchContext) -> tuple[Taken, FrontPart]:
     """Return the result of a search for the run, and the report's part on its Pareto front."""
-    job, objective, measure = candidates.job, aim.objective, candidates.workers
-    point, score, front = picked(job, result, objective)
-    worth = weighed(job, result, objective, point=point, score=score)
+    context, objective, measure = candidates.context, search_context.objective, candidates.workers
+    point, score, front = picked(context, result, objective)
+    worth = weighed(context, result, objective, point=point, score=score)
     if result.stopped is Stopped.INTERRUPTED:
         return Taken(worth, []), front
     if front or result.stopped is Stopped.TARGET:
-        return Taken(worth, contributed(job, worth.point, worth.score, objective=objective, measure=measure)), front
+        return Taken(worth, contributed(context, worth.point, worth.score, objective=objective, measure=measure)), front
     check = confirmed(
-        job,
-        lambda: RangeJudge.of(job, objective, candidates.plan),
+        context,
+        lambda: RangeJudge.of(context, objective, candidates.plan),
         worth.point,
         worth.score,
         objective=objective,
         measure=measure,
     )
     if check.report is not None and not check.report["kept"]:
-        worth = weighed(job, result, objective, point=check.point, score=check.score, undone=check.report)
-    parts = contributed(job, worth.point, worth.score, objective=objective, measure=measure)
+        worth = weighed(context, result, objective, point=check.point, score=check.score, undone=check.report)
+    parts = contributed(context, worth.point, worth.score, objective=objective, measure=measure)
     return Taken(worth, parts, check.report), front
 
 
@@ -327,51 +330,51 @@ def _same(known: Mapping[str, Any], report: SearchReport) -> bool:
     return known.get("evaluations") == report["evaluations"] and known.get("stopped") == report["stopped"]
 
 
-def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
+def judged(context: RunContext, decision: SearchDecision, objective: Objective) -> SearchDecision:
     """Return whether the target is met, after recovery, on the samples that judged it.
 
     The console reports when it is not.
     """
-    report = found.report
-    if found.recovery.get("metrics") and not objective.open_ended:
-        value = objective_value(objective.metric, found.recovery["metrics"])
-        score = Score(value, float(report["best_cost"]), tuple(found.recovery["metrics"].items()))
-        samples = "the search samples" if job.inputs.aside is None else "the samples that judge recovery"
-        losses = job.inputs.compared.losses
-        missed = shortfall(objective, score, samples, doubtful=bool(job.inputs.doubts), losses=losses)
+    report = decision.report
+    if decision.recovery.get("metrics") and not objective.open_ended:
+        value = objective_value(objective.metric, decision.recovery["metrics"])
+        score = Score(value, float(report["best_cost"]), tuple(decision.recovery["metrics"].items()))
+        samples = "the search samples" if context.inputs.aside is None else "the samples that judge recovery"
+        losses = context.inputs.compared.losses
+        missed = shortfall(objective, score, samples, doubtful=bool(context.inputs.doubts), losses=losses)
         report = {**report, "feasible": objective.feasible(score), "shortfall": missed}
     if report["shortfall"]:
-        said = still_missed(report["shortfall"], found.recovery.get("gain"))
-        job.console.warn(said)
+        said = still_missed(report["shortfall"], decision.recovery.get("gain"))
+        context.console.warn(said)
         report = {**report, "shortfall": said}
-    return replace(found, report=report)
+    return replace(decision, report=report)
 
 
-def judged_by_report(found: SearchDecision) -> SearchDecision:
+def judged_by_report(decision: SearchDecision) -> SearchDecision:
     """Return the result with the target judged after recovery, if an earlier run made the search."""
-    report, metrics = found.report, found.recovery.get("metrics")
+    report, metrics = decision.report, decision.recovery.get("metrics")
     least = report.get("least_value")
     if least is None or not metrics or not report.get("shortfall"):
-        return found
+        return decision
     value = objective_value(Metric(report["metric"]), metrics)
     if value is not None and reaches(value, float(least)):
-        return replace(found, report={**report, "feasible": True, "shortfall": None})
-    missed = still_missed(str(report["shortfall"]), found.recovery.get("gain"))
-    return replace(found, report={**report, "shortfall": missed})
+        return replace(decision, report={**report, "feasible": True, "shortfall": None})
+    missed = still_missed(str(report["shortfall"]), decision.recovery.get("gain"))
+    return replace(decision, report={**report, "shortfall": missed})
 
 
-def _timed(job: RunContext, candidates: Measure, table: ThresholdTable, planner: Planner) -> Measure:
+def _timed(context: RunContext, candidates: Measure, table: ThresholdTable, planner: Planner) -> Measure:
     """Return a measure of candidates by their latency, realized as the run's own result will be."""
-    settings, objective = job.settings, job.settings.objective
+    settings, objective = context.settings, context.settings.objective
 
     def realized(point: Point) -> Rendered:
-        strategy = table.strategy(job.space.decode(point))
-        topology = job.variants.at(strategy.structure)
+        strategy = table.strategy(context.space.decode(point))
+        topology = context.variants.at(strategy.structure)
         plan = planner.on(topology).plan(strategy)
-        return stages.realize(job.graph, topology, plan, settings.backend, here=settings.spec.runs_here)
+        return stages.realize(context.graph, topology, plan, settings.backend, here=settings.spec.runs_here)
 
-    session = Session(job.graph.model, where=job.graph.source)
-    feeds = next(iter(job.inputs.search.batches(job.graph.fixed_batch or 1))).inputs
+    session = Session(context.graph.model, where=context.graph.source)
+    feeds = next(iter(context.inputs.search.batches(context.graph.fixed_batch or 1))).inputs
     return TimedMeasure(
         candidates,
         realized,

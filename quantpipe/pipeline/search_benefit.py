@@ -42,7 +42,7 @@ class Worth:
 
 
 def weighed(
-    job: RunContext,
+    context: RunContext,
     result: SearchResult,
     objective: Objective,
     *,
@@ -55,44 +55,44 @@ def weighed(
     The start is where it has a greater value and the device pays no more for it. Whoever asks for a cost that counts
     bits gets it in any case. `undone`: which ranges went back to the estimated ones after the search.
     """
-    first = job.space.start
+    first = context.space.start
     start = next((t.score for t in result.trace if t.point == first), score)
-    before, after = device_cost(job, first), device_cost(job, point)
+    before, after = device_cost(context, first), device_cost(context, point)
     pays = after < before * (1 - _SLACK)
     asked = objective.cost.value in COUNTS_BITS or objective.cost is CostKind.LATENCY
     lost = start.value > score.value and undone is None
     if not asked and not pays and objective.feasible(start) and lost:
         point, score, after = first, start, before
     found: DevicePart = {
-        "cost": own_cost(job.settings.spec),
+        "cost": own_cost(context.settings.spec),
         "start": before,
         "result": after,
-        "asked": str((job.settings.config.get("objective") or {}).get("cost", objective.cost.value)),
-        "left_out": job.left_out,
+        "asked": str((context.settings.config.get("objective") or {}).get("cost", objective.cost.value)),
+        "left_out": context.left_out,
         "sentence": None,
     }
-    found["sentence"] = _sentence(job, found, objective, start=start, score=score, moved=point != first)
+    found["sentence"] = _sentence(context, found, objective, start=start, score=score, moved=point != first)
     if undone is not None:
         found["sentence"] = undone_text(undone, None if point == first else found["sentence"])
     return Worth(point, score, found)
 
 
-def device_cost(job: RunContext, point: Point) -> float:
+def device_cost(context: RunContext, point: Point) -> float:
     """Return the cost of a point by the hardware's own measure."""
-    assignment, spec = job.space.decode(point), job.settings.spec
-    topology, bits = job.variants.topology_of(assignment), job.variants.bits(assignment)
-    return COSTS[own_cost(spec)](topology, job.graph, spec, bits)
+    assignment, spec = context.space.decode(point), context.settings.spec
+    topology, bits = context.variants.topology_of(assignment), context.variants.bits(assignment)
+    return COSTS[own_cost(spec)](topology, context.graph, spec, bits)
 
 
 def _sentence(
-    job: RunContext, found: DevicePart, objective: Objective, *, start: Score, score: Score, moved: bool
+    context: RunContext, found: DevicePart, objective: Objective, *, start: Score, score: Score, moved: bool
 ) -> str | None:
     """Return from where to where the search went, or that nothing pays; None if nothing was searched for."""
-    spec, cost = job.settings.spec.name, found["cost"]
-    if isinstance(job.settings.search.algorithm, Uniform):
+    spec, cost = context.settings.spec.name, found["cost"]
+    if isinstance(context.settings.search.algorithm, Uniform):
         return None
-    if job.space.size == 1:
-        return f"nothing to search for: {_one_point_text(job)}. The result is the start, as search=uniform gives it"
+    if context.space.size == 1:
+        return f"nothing to search for: {_one_point_text(context)}. The result is the start, as search=uniform gives it"
     if not moved:
         return (
             f"no candidate is better than the start by value and by the cost on {spec} ({cost} "
@@ -118,21 +118,21 @@ def undone_text(undone: ConfirmationPart, sentence: str | None) -> str:
     return f"{sentence}; {why}, so they are the estimated ones again"
 
 
-def _one_point_text(job: RunContext) -> str:
+def _one_point_text(context: RunContext) -> str:
     """Return why a space has one point, and what would widen it."""
-    kinds = job.settings.annotate.choices
+    kinds = context.settings.annotate.choices
     reasons = []
-    if job.pinned:
+    if context.pinned:
         reasons.append(
-            f"choices.fix, choices.restrict and choices.freeze leave {len(job.pinned)} choices one option each; remove "
-            "patterns to search these choices"
+            f"choices.fix, choices.restrict and choices.freeze leave {len(context.pinned)} choices one option each; "
+            "remove patterns to search these choices"
         )
     elif AUTO not in kinds and ChoiceKind.RANGE not in kinds:
         reasons.append(
-            f"annotate.choices=[{','.join(kinds)}] offers no second option on {job.settings.spec.name}; "
+            f"annotate.choices=[{','.join(kinds)}] offers no second option on {context.settings.spec.name}; "
             "annotate.choices=[auto] adds ranges"
         )
-    reasons += [text for text in (left_out_text(job),) if text is not None]
+    reasons += [text for text in (left_out_text(context),) if text is not None]
     return ". ".join(reasons) or "no choice has a second option"
 
 
@@ -151,13 +151,13 @@ def outcome(objective: Objective, start: Score, score: Score) -> str:
 
 
 def contributed(
-    job: RunContext, point: Point, score: Score, *, objective: Objective, measure: Measure
+    context: RunContext, point: Point, score: Score, *, objective: Objective, measure: Measure
 ) -> list[ContributionRow]:
     """Return what each changed choice of a result contributed, the largest gain first.
 
     Nothing is measured for a search that changed nothing, or that times its candidates.
     """
-    if objective.cost is CostKind.LATENCY or isinstance(job.settings.search.algorithm, Uniform):
+    if objective.cost is CostKind.LATENCY or isinstance(context.settings.search.algorithm, Uniform):
         return []
     return [
         {
@@ -167,29 +167,29 @@ def contributed(
             "gain": None if math.isnan(found.value) else found.value,
             "saved": found.saved,
         }
-        for found in contributions(job.space, point, score, measure)
+        for found in contributions(context.space, point, score, measure)
     ]
 
 
-def left_out_text(job: RunContext) -> str | None:
+def left_out_text(context: RunContext) -> str | None:
     """Return how many options of bits the space is without, and why; None where it has them all."""
-    count, choices = job.left_out.get("options", 0), job.left_out.get("choices", 0)
+    count, choices = context.left_out.get("options", 0), context.left_out.get("choices", 0)
     if not count:
         return None
     return (
-        f"{count} options of {choices} choices of bits are left out. {job.settings.spec.name} would store them in the "
-        "same bytes and run them no faster (objective.cost=bits or annotate.choices=[bits] searches them anyway)"
+        f"{count} options of {choices} choices of bits are left out. {context.settings.spec.name} would store them in "
+        "the same bytes and run them no faster (objective.cost=bits or annotate.choices=[bits] searches them anyway)"
     )
 
 
-def opening(job: RunContext, objective: Objective) -> str:
+def opening(context: RunContext, objective: Objective) -> str:
     """Return the message when a search begins: the algorithm, the size of the space, and the cost measure."""
-    name = job.settings.choices.get("search", "")
-    return f"{name}, space of {number(job.space.size)} points, {_cost(job, objective)}"
+    name = context.settings.choices.get("search", "")
+    return f"{name}, space of {number(context.space.size)} points, {_cost(context, objective)}"
 
 
-def _cost(job: RunContext, objective: Objective) -> str:
+def _cost(context: RunContext, objective: Objective) -> str:
     """Return the cost measure of the search, and who chose it."""
-    if (job.settings.config.get("objective") or {}).get("cost") != OWN_COST:
+    if (context.settings.config.get("objective") or {}).get("cost") != OWN_COST:
         return f"cost {objective.cost}"
-    return f"cost {objective.cost} (objective.cost=auto: what {job.settings.spec.name} pays)"
+    return f"cost {objective.cost} (objective.cost=auto: what {context.settings.spec.name} pays)"

@@ -18,7 +18,7 @@ from quantpipe.types import LossRow, Score, SearchReport
 
 
 def search_report(
-    job: RunContext,
+    context: RunContext,
     result: SearchResult,
     score: Score,
     objective: Objective,
@@ -31,56 +31,58 @@ def search_report(
     `score` belongs to the point taken. `known` is the report of an earlier run of this search, with its own timing of
     the float pass.
     """
-    pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
+    pass_seconds = known.get("float_pass_seconds") or stages.float_pass(context.graph, context.inputs.search)
     found: SearchReport = {
-        "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
+        "algorithm": context.settings.choices.get("search", type(context.settings.search.algorithm).__name__),
         "evaluations": result.evaluations,
         "seconds": result.seconds,
         "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
         "pruned": result.pruned,
-        "weights": job.settings.search.weights,
-        "evaluator": _kind(workers, known, job.settings.search.candidate_form),
+        "weights": context.settings.search.weights,
+        "evaluator": _kind(workers, known, context.settings.search.candidate_form),
         "workers": workers.count,
         "float_pass_seconds": pass_seconds,
         "best_value": score.value,
         "best_cost": score.cost,
         "feasible": objective.feasible(score),
-        "shortfall": shortfall(objective, score, doubtful=bool(job.inputs.doubts), losses=job.inputs.compared.losses),
+        "shortfall": shortfall(
+            objective, score, doubtful=bool(context.inputs.doubts), losses=context.inputs.compared.losses
+        ),
         "least_value": least_value(objective),
         "stopped": result.stopped.value,
-        "space_size": job.space.about,
-        "space_log10": job.space.log10,
+        "space_size": context.space.about,
+        "space_log10": context.space.log10,
         "metrics": dict(score.metrics),
         "metric": objective.metric.value,
-        "losses": [_loss_row(loss) for loss in job.inputs.compared.losses],
+        "losses": [_loss_row(loss) for loss in context.inputs.compared.losses],
         "cost": objective.cost.value,
-        "pinned": dict(job.pinned),
+        "pinned": dict(context.pinned),
         "form": objective.form.value,
-        "notes": _notes(job, result),
+        "notes": _notes(context, result),
         "trace": [[t.number, t.score.value] for t in result.trace],
         "trace_cost": [[t.number, t.score.cost] for t in result.trace],
     }
-    if job.rules:
-        found["threshold_rules"] = job.rules
+    if context.rules:
+        found["threshold_rules"] = context.rules
     return found
 
 
-def _notes(job: RunContext, result: SearchResult) -> list[str]:
+def _notes(context: RunContext, result: SearchResult) -> list[str]:
     """Return notes for the user on the course of the search.
 
     That is that it had thresholds to search and did not, and that it saw what judges recovery.
     """
-    notes = [] if job.start is None or job.start.misfit is None else [job.start.misfit]
-    if job.percents and result.evaluations == 1:
-        every = "every range" if isinstance(job.settings.estimator, Searched) else f"{len(job.percents)} ranges"
+    notes = [] if context.start is None or context.start.misfit is None else [context.start.misfit]
+    if context.percents and result.evaluations == 1:
+        every = "every range" if isinstance(context.settings.estimator, Searched) else f"{len(context.percents)} ranges"
         notes.append(
             f"threshold=search leaves {every} to the search, but this search evaluated a single point, with the "
             "ranges of the base estimator. Use search=annealing, greedy_edge or greedy, or a threshold option that "
             "estimates"
         )
-    if job.settings.holdout and job.inputs.aside is None:
+    if context.settings.holdout and context.inputs.aside is None:
         notes.append(
-            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so the samples "
+            f"the search samples ({len(context.inputs.search)}) cannot be divided (recover.holdout), so the samples "
             "that judge the steps of recovery were used by the search"
         )
     return notes

@@ -18,18 +18,18 @@ BEFORE_RECOVERY = "the search, weights to the nearest"
 
 
 def earlier_errors(
-    job: RunContext, found: SearchDecision, given: Graph, course: EvaluationProgress
+    context: RunContext, decision: SearchDecision, given: Graph, course: EvaluationProgress
 ) -> list[StageErrors]:
     """Return the errors before recovery, if it changed anything; else nothing.
 
     A model with external weights is left out: it would be planned, and held, twice.
     """
-    if not found.overrides or is_outside(given.model):
+    if not decision.overrides or is_outside(given.model):
         return []
-    topology, settings = job.variants.at(found.strategy.structure), job.settings
-    plan = Problem(given, topology, settings.spec, settings.schema).plan(found.strategy)
+    topology, settings = context.variants.at(decision.strategy.structure), context.settings
+    plan = Problem(given, topology, settings.spec, settings.schema).plan(decision.strategy)
     few = First(
-        job.inputs.evaluate, stages.whole_batches(given, samples_for(given, plan, settings.evaluate.layer_samples))
+        context.inputs.evaluate, stages.whole_batches(given, samples_for(given, plan, settings.evaluate.layer_samples))
     )
     course.phases += 1
     rows = course.result(

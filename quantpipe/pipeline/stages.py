@@ -352,7 +352,7 @@ def recover(
     scores = judge.reference.outputs
     classes = isinstance(scores, np.ndarray) and scores.shape[-1] > 1
     labelled = settings.train.needs_labels and judge.reference.labels is not None and classes
-    state, climbed = accept_steps(
+    state, result = accept_steps(
         work.start(searched.overrides, (options.layer("gptq"), options.rows)),
         settings.steps,
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
@@ -360,7 +360,7 @@ def recover(
         kl_target=options.kl_target,
         judges={TRAIN: with_labels} if labelled else {},
     )
-    climbed = replace(climbed, evaluations=sum(used.evaluations for used in judges))
-    if climbed.overrides is NO_OVERRIDES:
-        return climbed
-    return replace(climbed, metrics=output_metrics(judge.reference, outputs[state]))
+    result = replace(result, evaluations=sum(used.evaluations for used in judges))
+    if result.overrides is NO_OVERRIDES:
+        return result
+    return replace(result, metrics=output_metrics(judge.reference, outputs[state]))

@@ -39,8 +39,8 @@ class Diagnose(Protocol):
 
     def __call__(
         self,
-        job: RunContext,
-        found: SearchDecision,
+        context: RunContext,
+        decision: SearchDecision,
         profile: Profile | None,
         report: RunReport,
         *,
@@ -54,7 +54,7 @@ class Start:
     """Hold the inputs of the first stage: all of them are read and checked before anything is written."""
 
     replayed: SearchDecision | None
-    aim: SearchContext | None
+    search_context: SearchContext | None
     """None where nothing is searched in this run."""
     decided: PrecisionRecord | None
     """What an earlier run in this folder decided to stay in float, if anything is known of that."""
@@ -69,9 +69,9 @@ class Steps:
     the faults of a result that misses its objective.
     """
 
-    def __init__(self, job: RunContext, diagnose: Diagnose) -> None:
-        self.job, self._diagnosis = job, diagnose
-        self._wanted = frozenset(job.settings.stages)
+    def __init__(self, context: RunContext, diagnose: Diagnose) -> None:
+        self.context, self._diagnosis = context, diagnose
+        self._wanted = frozenset(context.settings.stages)
 
     def all(self) -> RunReport | None:
         """Return every stage that belongs to the run; the report, empty without evaluate.
@@ -81,7 +81,7 @@ class Steps:
         _ = self.annotated
         if self._calibrates:
             _ = self.profile
-        if self._start.aim is not None:
+        if self._start.search_context is not None:
             _ = self.found
         if not {"realize", "evaluate"} & self._wanted and self._start.replayed is None:
             self._judge_alone()
@@ -92,13 +92,13 @@ class Steps:
     @cached_property
     def annotated(self) -> tuple[Topology, ChoiceSpace]:
         """Return the topology and the choice space."""
-        _, job = self._start, self.job
-        integer = sum(job.topology.node_conds.values())
-        job.console.stage(
-            "annotate", f"{integer} of {len(job.graph.nodes)} nodes in integers, {len(job.space)} choices"
+        _, context = self._start, self.context
+        integer = sum(context.topology.node_conds.values())
+        context.console.stage(
+            "annotate", f"{integer} of {len(context.graph.nodes)} nodes in integers, {len(context.space)} choices"
         )
-        job.files.write_annotation(job.topology, job.space, job.annotated, job.chosen_from)
-        return job.topology, job.space
+        context.files.write_annotation(context.topology, context.space, context.annotated, context.chosen_from)
+        return context.topology, context.space
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -106,10 +106,10 @@ class Steps:
         _, start = self.annotated, self._start
         if start.replayed is not None:
             return None
-        job = applied(self.job, start.decided)
-        profile = calibrate(job, start.stored, start.loaded) if self._calibrates else start.stored
+        context = applied(self.context, start.decided)
+        profile = calibrate(context, start.stored, start.loaded) if self._calibrates else start.stored
         if profile is not None:
-            decide_layers(job, profile)
+            decide_layers(context, profile)
         return profile
 
     @cached_property
@@ -118,19 +118,21 @@ class Steps:
         start, profile = self._start, self.profile
         if start.replayed is not None:
             return start.replayed
-        if start.aim is not None and profile is not None:
+        if start.search_context is not None and profile is not None:
             decided = self._decided
-            return search(decided.aim, decided.candidates(), decided.record)
-        return stored_strategy(self.job)
+            return search(decided.search_context, decided.candidates(), decided.record)
+        return stored_strategy(self.context)
 
     @cached_property
     def _decided(self) -> Decided:
         """Return the nodes that stay in float, decided before the search."""
         start, profile = self._start, self.profile
-        assert start.aim is not None and profile is not None  # noqa: S101  (asked for where there is a search)
+        assert start.search_context is not None and profile is not None  # noqa: S101  (asked for where there is a search)
         if start.decided is None:
-            return decide(self.job, start.aim, profile).with_distinct_ranges()
-        return Decided(applied(self.job, start.decided), start.aim, profile, start.decided).with_distinct_ranges()
+            return decide(self.context, start.search_context, profile).with_distinct_ranges()
+        return Decided(
+            applied(self.context, start.decided), start.search_context, profile, start.decided
+        ).with_distinct_ranges()
 
     @cached_property
     def recovered(self) -> SearchDecision:
@@ -138,29 +140,33 @@ class Steps:
         found = self.found
         if self._start.replayed is not None:
             return found
-        if self._start.aim is None or self.profile is None:
-            return judged_by_report(recover(self.job, found, self.profile))
+        if self._start.search_context is None or self.profile is None:
+            return judged_by_report(recover(self.context, found, self.profile))
         decided = self._decided
-        job, aim, profile = decided.job, decided.aim, decided.profile
-        better = refine(job, found, aim, profile) if job.settings.search.refine else recover(job, found, profile)
-        return judged(job, better, aim.judging)
+        context, search_context, profile = decided.context, decided.search_context, decided.profile
+        better = (
+            refine(context, found, search_context, profile)
+            if context.settings.search.refine
+            else recover(context, found, profile)
+        )
+        return judged(context, better, search_context.judging)
 
     @cached_property
     def realized(self) -> RealizedRun:
         """Return the integer model, in the folder."""
-        return realize(self.job, self.recovered)
+        return realize(self.context, self.recovered)
 
     @cached_property
     def report(self) -> RunReport:
         """Return the report of the evaluation; AgreementError when integers differ and `verify=fail`."""
-        aim = self._start.aim
-        seen = None if aim is None else aim.reference
+        search_context = self._start.search_context
+        seen = None if search_context is None else search_context.reference
         return evaluate(self.realized, self.recovered, self.profile, seen, diagnose=self._diagnose)
 
     def _diagnose(self, report: RunReport, budget: EffortBudget) -> DiagnosisPart | None:
         """Return the diagnosis of the result; for a replay only its places, since a remedy would be another run's."""
-        profile = self.profile if self.job.settings.command == "run" else None
-        return self._diagnosis(self.job, self.recovered, profile, report, budget=budget)
+        profile = self.profile if self.context.settings.command == "run" else None
+        return self._diagnosis(self.context, self.recovered, profile, report, budget=budget)
 
     @property
     def _calibrates(self) -> bool:
@@ -168,43 +174,48 @@ class Steps:
 
     @cached_property
     def _start(self) -> Start:
-        job, settings = self.job, self.job.settings
+        context, settings = self.context, self.context.settings
         self._refuse_another_run()
         if settings.command == "run" and {"search", "realize", "evaluate"} & self._wanted:
-            refuse_untrainable(job)
+            refuse_untrainable(context)
         if "evaluate" in self._wanted:
-            refuse_too_few_seconds(settings.effort, job.graph, job.inputs.evaluate)
+            refuse_too_few_seconds(settings.effort, context.graph, context.inputs.evaluate)
         if {"calibrate", "search", "evaluate"} & self._wanted:
-            warn_of_little_memory(job.graph, job.console)
-        replayed = replayed_strategy(job) if settings.command == "replay" else None
+            warn_of_little_memory(context.graph, context.console)
+        replayed = replayed_strategy(context) if settings.command == "replay" else None
         searches = "search" in self._wanted and replayed is None
-        decided = stored(job) if searches else None
-        aim = SearchContext.of(applied(job, decided)) if searches else None
-        if aim is not None and (decided is not None or why_not(job) is not None):
-            aim.log.read()  # another search's is refused; where the choices are still to be decided, that comes later
-        known = job.files.read_profile(job.calibrated) if replayed is None else None
+        decided = stored(context) if searches else None
+        search_context = SearchContext.of(applied(context, decided)) if searches else None
+        if search_context is not None and (decided is not None or why_not(context) is not None):
+            # Another search's log is rejected; where the choices are still to be decided, that comes later.
+            search_context.log.read()
+        known = context.files.read_profile(context.calibrated) if replayed is None else None
         needed = bool(self._wanted & {"calibrate", "search"}) and replayed is None and known is None
-        loaded = loaded_profile(settings, job.graph, job.variants.measured, job.estimator) if needed else None
-        job.files.look_over(*job.files.renewed)
-        job.files.write_config(settings.config, job.origin("config", {}, ()))
-        job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
-        return Start(replayed, aim, decided, known, loaded)
+        loaded = (
+            loaded_profile(settings, context.graph, context.variants.measured, context.estimator) if needed else None
+        )
+        context.files.look_over(*context.files.renewed)
+        context.files.write_config(settings.config, context.origin("config", {}, ()))
+        context.files.write_data(
+            context.inputs.data_record(), context.origin("data", context.judged_on, ("dataset", "seed"))
+        )
+        return Start(replayed, search_context, decided, known, loaded)
 
     def _judge_alone(self) -> None:
         """Report whether the target is met in a run that ends with the search."""
-        aim = self._start.aim
-        if aim is not None:
-            judged(self.job, self.found, aim.judging)
+        search_context = self._start.search_context
+        if search_context is not None:
+            judged(self.context, self.found, search_context.judging)
 
     def _refuse_another_run(self) -> None:
         """Reject a folder with artifacts of another model, data or configuration."""
-        job = self.job
+        context = self.context
         made = {
-            job.files.topology: job.annotated,
-            job.files.stats: job.calibrated,
-            job.files.recovered: job.recovered(""),
-            job.files.model: job.realized(""),
-            job.files.report: job.evaluated("", {}, ""),
+            context.files.topology: context.annotated,
+            context.files.stats: context.calibrated,
+            context.files.recovered: context.recovered(""),
+            context.files.model: context.realized(""),
+            context.files.report: context.evaluated("", {}, ""),
         }
         for path, origin in made.items():
-            job.files.refuse_other(path, origin)
+            context.files.refuse_other(path, origin)

@@ -13,20 +13,20 @@ KINDS = {LossKind.KL: KL, LossKind.MSE: MSE}
 """Losses that have a gradient."""
 
 
-def training_data(job: RunContext) -> TrainingData | None:
+def training_data(context: RunContext) -> TrainingData | None:
     """Return the inputs of training; None where nothing is learned."""
-    if not job.settings.train.active:
+    if not context.settings.train.active:
         return None
-    inputs = job.inputs
+    inputs = context.inputs
     losses = [loss for loss in inputs.compared.losses if loss.kind in KINDS and loss.factor > 0]
     targets = tuple(OutputTarget(loss.output, KINDS[loss.kind], loss.factor, loss.parts) for loss in losses)
     return TrainingData(inputs.training, targets, inputs.output, inputs.norms)
 
 
-def refuse_untrainable(job: RunContext) -> None:
+def refuse_untrainable(context: RunContext) -> None:
     """Raise ConfigError for training that could not begin, before any stage."""
-    options = job.settings.train
-    data = training_data(job)
+    options = context.settings.train
+    data = training_data(context)
     if data is None:
         return
     if options.loss != "outputs" and not data.samples.labelled:
@@ -44,10 +44,10 @@ def refuse_untrainable(job: RunContext) -> None:
             f"is {options.fold}, and no BatchNormalization follows a convolution in this model; legal is 0",
             where="train.fold",
         )
-    if options.fold == -1 and not takes_any_factor(job.settings.schema.weights):
+    if options.fold == -1 and not takes_any_factor(context.settings.schema.weights):
         raise ConfigError(
             "is -1, which needs symmetric weights with a scale per channel that may be any number, and this device's "
             "weights are others; legal are 0, 1, 2, 3 and 4",
             where="train.fold",
         )
-    refuse_without_torch(job.graph, options, f"train={job.settings.choices.get('train', 'own options')}")
+    refuse_without_torch(context.graph, options, f"train={context.settings.choices.get('train', 'own options')}")

@@ -23,7 +23,7 @@ from quantpipe.types import (
 from quantpipe.types.choice_key import OF_RANGES, ChoiceKind, read_key
 
 
-def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
+def replayed_trial(context: RunContext, log: Path, number: int) -> SearchDecision:
     """Return the strategy of one line of a log.
 
     Ranges are estimated again, from the statistics next to the log if they exist, else from the calibration samples.
@@ -32,16 +32,18 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
     annotation, estimator, `search.weights` or calibration data, and for an unknown number.
     """
     trial = find_trial(log, number)
-    forced = _check_origin(job, log, trial)
-    _check_names(job, log, trial)
-    job = _as_decided(job, trial)
-    settings = job.settings
-    profile = calibrate(job, None if forced else _beside(job, log))
-    table = job.thresholds(profile)
+    forced = _check_origin(context, log, trial)
+    _check_names(context, log, trial)
+    context = _as_decided(context, trial)
+    settings = context.settings
+    profile = calibrate(context, None if forced else _beside(context, log))
+    table = context.thresholds(profile)
     strategy = table.strategy(trial.choices)
     score = trial.trial.score
     if score.pruned:
-        job.console.warn(f"trial {number} was given up when it could not win any more: its value in {log} is a bound")
+        context.console.warn(
+            f"trial {number} was given up when it could not win any more: its value in {log} is a bound"
+        )
     report: ReplayedSearch = {
         "algorithm": f"trial {trial.trial.number}",
         "trial": trial.trial.number,
@@ -50,32 +52,32 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
         "metrics": dict(score.metrics),
         "weights": settings.search.weights,
     }
-    if job.rules:
-        report["threshold_rules"] = job.rules
-    return SearchDecision(strategy, cast("SearchReport", report), table.rectified(strategy), rounded(job, strategy))
+    if context.rules:
+        report["threshold_rules"] = context.rules
+    return SearchDecision(strategy, cast("SearchReport", report), table.rectified(strategy), rounded(context, strategy))
 
 
-def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
-    """Return the job with what that run had decided before its search (`precision=auto`), which its log names."""
-    further = {key: option for key, option in trial.choices.items() if key not in {c.key for c in job.whole}}
+def _as_decided(context: RunContext, trial: LoggedTrial) -> RunContext:
+    """Return the run with what that run had decided before its search (`precision=auto`), which its log names."""
+    further = {key: option for key, option in trial.choices.items() if key not in {c.key for c in context.whole}}
     read = [found for key in further if (found := read_key(key)) is not None]
     floats = [key.subject for key in read if key.kind is ChoiceKind.FLOAT]
-    wholes = [group.key for group in job.variants.reference.groups if range_key(group.key) in further]
-    sites = job.variants.reference.raisable
+    wholes = [group.key for group in context.variants.reference.groups if range_key(group.key) in further]
+    sites = context.variants.reference.raisable
     raised = [site.key for site in sites if int(trial.choices.get(bits_key(site.key), 0)) > site.max_bits]
-    return job.offering(floats, wholes, raised, decided=False) if floats or wholes or raised else job
+    return context.offering(floats, wholes, raised, decided=False) if floats or wholes or raised else context
 
 
-def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
+def _check_origin(context: RunContext, log: Path, trial: LoggedTrial) -> bool:
     """Check the origin; return whether the user forces another model."""
-    settings = job.settings
+    settings = context.settings
     here = {key: digest_json(part(settings, key)) for key in ANNOTATE} | {
         "threshold": settings.estimation,
-        "calibrate_data": job.inputs.calibrate.digest,
+        "calibrate_data": context.inputs.calibrate.digest,
         "weights": rounding_origin(settings).get("weights"),
     }
     differing = [key for key, value in here.items() if trial.origin.get(key) != value]
-    other = bool(trial.origin.get("model") != job.graph.model_hash)
+    other = bool(trial.origin.get("model") != context.graph.model_hash)
     if other and not settings.replay.force:
         differing.insert(0, "model")
     if other and settings.replay.force and differing == ["calibrate_data"]:
@@ -88,12 +90,12 @@ def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
             where=str(log),
         )
     if other:
-        job.console.warn(f"replay.force: {log} was made for another model; its names fit")
+        context.console.warn(f"replay.force: {log} was made for another model; its names fit")
     return other
 
 
-def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
-    every = job.variants.space(job.percents, job.ranges, every=True, raised=True)
+def _check_names(context: RunContext, log: Path, trial: LoggedTrial) -> None:
+    every = context.variants.space(context.percents, context.ranges, every=True, raised=True)
     legal = {choice.key: choice.options for choice in every}
     ranges = {choice.key for choice in every if choice.kind in OF_RANGES}  # a log of an earlier version has fewer
     for key, options in legal.items():
@@ -111,10 +113,10 @@ def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
             )
 
 
-def _beside(job: RunContext, log: Path) -> Profile | None:
+def _beside(context: RunContext, log: Path) -> Profile | None:
     """Return the statistics of the log's own run folder, or of this one."""
-    for folder in (RunFolder(log.absolute().parent.parent, job.console.warn), job.files):
-        found = folder.read_profile(job.calibrated)
+    for folder in (RunFolder(log.absolute().parent.parent, context.console.warn), context.files):
+        found = folder.read_profile(context.calibrated)
         if found is not None:
             return found
     return None
