@@ -218,7 +218,8 @@ def becomes_unsigned(context: Context, tensor: str) -> bool:
     (1.32, extended optimizations).
     """
     dtype = context.plan.quantizers[tensor].dtype
-    moved = any(rule_of(r) is not None and rule_of(r).family is Family.MOVE for r in _float_readers(context, tensor))
+    rules = [rule_of(reader) for reader in _float_readers(context, tensor)]
+    moved = any(rule is not None and rule.family is Family.MOVE for rule in rules)
     return dtype.signed and dtype.bits == 8 and context.opset >= TYPED_OPSET and moved
 
 

@@ -6,8 +6,7 @@ that the attention needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
@@ -63,7 +62,7 @@ def _open_ports(node: ir.Node) -> list[ir.Value]:
     return [v for v in found if _is_open(v.shape)]
 
 
-def _is_open(axes: Sequence[Any] | None) -> bool:
+def _is_open(axes: ir.Shape | None) -> bool:
     return axes is not None and len(axes) == AXES and not all(isinstance(axes[n], int) for n in (HEADS, FEATURES))
 
 
