@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from quantpipe.verify.realized_model import Model
 FORMS = ("qdq", "matmul_nbits", "qoperator", "integer")
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
 SHIFTS = ("shift", "left_shift")
-LONGEST_SHIFT, WIDEST = 1 << 12, 16
+LONGEST_SHIFT, WIDEST, NAMED = 1 << 12, 16, 8
 EARLIER = (
     "; the certificate is of an earlier version. It does not name the graph's inputs and outputs, its opsets, and the "
     "tensors and attributes of nodes in float, so these were not compared. Run the same command again to write them"
@@ -39,7 +39,8 @@ class Verdict:
     """State whether a run folder is as its certificate claims.
 
     `wrong`: the first thing that is not, or None. `proved` of `kernels` hold for all inputs. `complete`: the
-    certificate names nodes in float, inputs and outputs; earlier versions did not.
+    certificate names nodes in float, inputs and outputs; earlier versions did not. `uncompared`: kernels that are
+    neither proved nor compared with plan.json.
     """
 
     wrong: str | None
@@ -47,15 +48,18 @@ class Verdict:
     proved: int = 0
     float_nodes: int = 0
     complete: bool = True
+    uncompared: Sequence[str] = ()
 
     def __str__(self) -> str:
         if self.wrong is not None:
             return f"wrong: {self.wrong}"
         left = self.kernels - self.proved
+        other = f"; not compared: {', '.join(self.uncompared[:NAMED])}" if self.uncompared else ""
+        other += f" and {len(self.uncompared) - NAMED} more" if len(self.uncompared) > NAMED else ""
         return (
             f"every claim of the certificate holds: proved for all inputs: {self.proved} of {self.kernels} kernels; "
             f"claimed on samples only: {_counted(left, 'kernel')} (functions of rows and tables are compared here with "
-            f"plan.json, and not proved), and {_counted(self.float_nodes, 'node')} in float, whose results are not "
+            f"plan.json, and not proved{other}), and {_counted(self.float_nodes, 'node')} in float, whose results are not "
             f"checked here{'' if self.complete else EARLIER}"
         )
 
@@ -107,7 +111,7 @@ def _checked(folder: Folder) -> Verdict:
     check_nodes((n for n in model.nodes if id(n) in model.seen_nodes - followed), "the ends of the integer part")
     _all_seen(model, floats)
     check_placement(model, plan)
-    return _summed_up(certificate, stated)
+    return _summed_up(certificate, stated, numbers.uncompared)
 
 
 def _kernels(numbers: ClaimedNumbers, *, whole: bool) -> set[int]:
@@ -186,13 +190,13 @@ def _same_kernels(numbers: ClaimedNumbers) -> None:
                "it is neither proved nor has it a reason why not")  # fmt: skip
 
 
-def _summed_up(certificate: Mapping[str, Any], stated: bool) -> Verdict:
+def _summed_up(certificate: Mapping[str, Any], stated: bool, uncompared: Sequence[str] = ()) -> Verdict:
     claims, summary = certificate["kernels"], certificate["summary"]
     proved = sum(bool(c["proved"]) for c in claims.values())
     found = {"kernels": len(claims), "proved": proved, "checked": len(claims) - proved,
              "float_nodes": len(certificate["float_nodes"])}  # fmt: skip
     expect(dict(summary) == found, "certificate.json", f"its summary is {dict(summary)}, its entries give {found}")
-    return Verdict(None, len(claims), proved, found["float_nodes"], stated)
+    return Verdict(None, len(claims), proved, found["float_nodes"], stated, tuple(uncompared))
 
 
 def _looking_up(model: Model, tables: Mapping[str, Any]) -> set[str]:

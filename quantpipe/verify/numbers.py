@@ -27,6 +27,8 @@ class ClaimedNumbers:
         self.form = str(certificate["form"])
         self.raw: dict[str, int] = {}
         """Maximum magnitude of tensors that are passed on as accumulators."""
+        self.uncompared: list[str] = []
+        """Kernels that are neither proved nor compared with plan.json."""
 
     def value(self, tensor: str, form: str = "quantized") -> str:
         """Return the name of the value in the model that holds a tensor."""

@@ -27,16 +27,16 @@ MOST_ELEMENTS = 1 << 18
 """Of one operand: larger ones are not drawn."""
 
 
-def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> None:
+def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> bool:
     """Check that the nodes of a program make of drawn integers what its steps in plan.json make of them.
 
-    `nodes`: the model's nodes that it consists of, in any order.
+    `nodes`: the model's nodes that it consists of, in any order. False where nothing could be compared.
     """
     plan = numbers.kernels[node]
     tensors = [read["tensor"] for read in plan["reads"]]
     shapes = _shortened(numbers, node, tensors, _shapes(numbers, node, tensors))
     if not shapes or any(math.prod(shape) > MOST_ELEMENTS for shape in shapes) or _by_channel(plan):
-        return  # of free axes; of longer rows; narrowed by channels, which only the graph places
+        return False  # of free axes; of longer rows; narrowed by channels, which only the graph places
     _expect_numbers(numbers, node, nodes)
     evaluator = _evaluator(numbers, node, nodes)
     for drawn in _drawn(numbers, dict(zip(tensors, shapes, strict=True))):
@@ -53,6 +53,7 @@ def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Seque
         for number, (step, value) in enumerate(zip(plan["steps"], steps, strict=True)):
             there = step["op"] == "constant" or (value.shape, np.ascontiguousarray(value).tobytes()) in held
             expect(there, node, f"no node of the model makes of drawn rows what its step {number} ({step['op']}) makes")
+    return True
 
 
 def _shapes(numbers: ClaimedNumbers, node: str, tensors: Sequence[str]) -> list[list[int]]:

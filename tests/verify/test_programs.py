@@ -135,3 +135,13 @@ def test_entries_of_tables_that_are_not_proved_are_compared(tmp_path: Path) -> N
     table.reshape(-1)[130] += np.int8(1)
     with_constant(root, name, table)
     assert found(root) == "mid: the table in the model differs from plan.json"
+
+
+def test_what_is_not_compared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row alone is larger than what is drawn: the verdict names the kernel."""
+    root, node = written("softmax_last", "npu_w8a16", tmp_path)
+    assert node not in verify_folder(root).uncompared
+    monkeypatch.setattr(programs, "MOST_ELEMENTS", 1)
+    verdict = verify_folder(root)
+    assert verdict.wrong is None and node in verdict.uncompared
+    assert f"not compared: {node}" in str(verdict)
