@@ -59,8 +59,8 @@ class Verdict:
         return (
             f"every claim of the certificate holds: proved for all inputs: {self.proved} of {self.kernels} kernels; "
             f"claimed on samples only: {_counted(left, 'kernel')} (functions of rows and tables are compared here with "
-            f"plan.json, and not proved{other}), and {_counted(self.float_nodes, 'node')} in float, whose results are not "
-            f"checked here{'' if self.complete else EARLIER}"
+            f"plan.json, and not proved{other}), and {_counted(self.float_nodes, 'node')} in float, whose results are "
+            f"not checked here{'' if self.complete else EARLIER}"
         )
 
 
