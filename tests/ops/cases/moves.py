@@ -116,6 +116,16 @@ def scatter(net: Net) -> None:
 
 
 @case
+def tensor_scatter(net: Net) -> None:
+    """Columns of one map take the place of columns of another, from a position on."""
+    net._opset = 24
+    x = net.input(None, 3, 8, 8)
+    front, other = net.conv(x, 3, 6, 3, 3, pads=[1, 1, 1, 1]), net.conv(x, 3, 6, 8, 7, pads=[0, 0, 7, 0])
+    back_of(net, net.node("TensorScatter", front, other, net.constant(np.int64([5])), name="mid", axis=3))
+    net.fix_batch(1)
+
+
+@case
 def gather_table(net: Net) -> None:
     """A lookup in a constant table stays in float; its result is quantized for the dense layer behind."""
     x = net.input(None, 6)
