@@ -22,7 +22,7 @@ from quantpipe.verify.grammar import check_kernel
 from quantpipe.verify.numbers import EXACT, along, checked_weight, limits, reach
 from quantpipe.verify.ops import attribute
 from quantpipe.verify.pieces import Pieces
-from quantpipe.verify.programs import expect_program
+from quantpipe.verify.programs import expect_function, expect_program
 from quantpipe.verify.scales import (
     addition_offset,
     expect_multiplier,
@@ -78,6 +78,9 @@ class KernelCheck(Pieces):
         elif kind == "lookup" and self.numbers.form == "integer":
             self._same_table()
             compared = True
+        elif kind == "lookup":
+            check_kernel(self.node, self.plan, nodes)
+            compared = expect_function(self.numbers, self.node, self.result, nodes)
         if not compared:
             self.numbers.uncompared.append(self.node)
 

@@ -23,6 +23,8 @@ from quantpipe.verify.numbers import ClaimedNumbers, storage
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 SEED = 0
+EVALUATED = 21
+"""An opset of which the evaluator has DequantizeLinear; element by element, earlier ones compute the same."""
 MOST_ELEMENTS = 1 << 18
 """Of one operand: larger ones are not drawn."""
 
@@ -53,6 +55,41 @@ def expect_program(numbers: ClaimedNumbers, node: str, result: str, nodes: Seque
         for number, (step, value) in enumerate(zip(plan["steps"], steps, strict=True)):
             there = step["op"] == "constant" or (value.shape, np.ascontiguousarray(value).tobytes()) in held
             expect(there, node, f"no node of the model makes of drawn rows what its step {number} ({step['op']}) makes")
+    return True
+
+
+def expect_function(numbers: ClaimedNumbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Check that the nodes of a float function make of each stored integer what the table of plan.json has.
+
+    They may differ by one, since the evaluator's function is another one. False where nothing could be compared: a
+    table per channel or of fewer entries than codes, and ops that the evaluator has not.
+    """
+    plan, (tensor, *others) = numbers.kernels[node], [read["tensor"] for read in numbers.kernels[node]["reads"]]
+    table, fed = np.asarray(plan["table"], np.int64), numbers.codes(tensor)[0]
+    dtype = storage(numbers.quantizer(tensor)["dtype"])
+    known = all(n.domain in ("", "ai.onnx") for n in nodes)
+    if others or not known or table.shape != (1, int(np.iinfo(dtype).max) - int(np.iinfo(dtype).min) + 1):
+        return False
+    try:
+        evaluator = _evaluator(numbers, node, nodes, EVALUATED)
+    except RuntimeError:  # the evaluator has no such op, or not in this version
+        return False
+    made = _evaluated(evaluator, {numbers.value(tensor): fed.reshape(1, -1).astype(dtype)}, node)
+    expected = table[0, fed.astype(np.int64) - int(np.iinfo(dtype).min)]
+    found = made[result].astype(np.int64).reshape(-1)
+    expect(found.shape == expected.shape, node, f"its result has {found.size} values of {expected.size} codes")
+    floats = [a.reshape(-1) for a in made.values() if a.dtype.kind == "f" and a.size == found.size]
+    ends = {(float(end),) for end in numbers.quantizer(plan["result"]["tensor"])["range"]}
+    for limit in (i for n in nodes if n.op_type in ("Clip", "Max", "Min") for i in n.input if numbers.model.holds(i)):
+        bound = _flat(numbers.model.constant(limit))
+        expect(bound in ends, node, f"it clips at {bound[0]:g}, which is no end of its result's range in plan.json")
+    valued = np.all([np.isfinite(a) for a in floats], axis=0) if floats else np.ones(found.shape, bool)
+    wrong = np.flatnonzero(valued & (np.abs(found - expected) > 1))
+    if len(wrong):
+        at = wrong[0]
+        raise Wrong(
+            node, f"of the code {fed[at]} the model makes {found[at]}, the table of plan.json has {expected[at]}"
+        )
     return True
 
 
@@ -99,6 +136,8 @@ def _expect_numbers(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.Nod
     factor = {"fixed_point": "q31", "float_multiplier": "multiplier"}.get(requantize["kind"])
     wanted = [(f"step {at}", _wanted(step)) for at, step in enumerate(plan["steps"]) if "numbers" in step]
     wanted += [] if factor is None else [(factor, _flat(requantize[factor]))]
+    for end in requantize.get("range", ()):
+        expect(held[(float(end),)] > 0, node, f"the model has not the bound {end} of its result in plan.json")
     for what, array in wanted:
         held[array] -= 1
         expect(held[array] >= 0, node, f"the model has not the numbers of its {what} in plan.json")
@@ -119,8 +158,10 @@ def _by_channel(plan: Mapping[str, Any]) -> bool:
     return "channel_range" in numbers or any(np.size(numbers.get(key, 0)) > 1 for key in ("multiplier", "q31"))
 
 
-def _evaluator(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProto]) -> ReferenceEvaluator:
-    """The nodes as a model of their own, in the order of the file."""
+def _evaluator(
+    numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProto], opset: int = 0
+) -> ReferenceEvaluator:
+    """The nodes as a model of their own, in the order of the file; of this opset, if the file has an earlier one."""
     model, own = numbers.model, {id(n) for n in nodes}
     ordered = [n for n in model.nodes if id(n) in own]
     made = {o for n in ordered for o in n.output}
@@ -135,16 +176,22 @@ def _evaluator(numbers: ClaimedNumbers, node: str, nodes: Sequence[onnx.NodeProt
     constants = [numpy_helper.from_array(model.constant(i), i) for i in read if model.holds(i)]
     outputs = [onnx.ValueInfoProto(name=o) for n in ordered for o in n.output if o]
     graph = helper.make_graph(ordered, "program", inputs, outputs, constants)
-    return ReferenceEvaluator(helper.make_model(graph, opset_imports=model.opsets))
+    opsets = [helper.make_opsetid(o.domain, o.version if o.domain else max(o.version, opset)) for o in model.opsets]
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
+
+
+def _evaluated(evaluator: ReferenceEvaluator, feeds: Mapping[str, Array], node: str) -> dict[str, Array]:
+    """Return what nodes make, by value."""
+    with np.errstate(all="ignore"):
+        try:
+            return dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
+        except Exception as error:  # whatever the evaluator raises of a model that it cannot run
+            raise Wrong(node, f"its program cannot be computed ({type(error).__name__}: {error})") from error
 
 
 def _run(evaluator: ReferenceEvaluator, feeds: Mapping[str, Array], node: str) -> dict[str, Ints]:
     """Integers that nodes make, by value."""
-    with np.errstate(all="ignore"):
-        try:
-            found = dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
-        except Exception as error:  # whatever the evaluator raises of a model that it cannot run
-            raise Wrong(node, f"its program cannot be computed ({type(error).__name__}: {error})") from error
+    found = _evaluated(evaluator, feeds, node)
     return {name: np.ascontiguousarray(array, np.int64) for name, array in found.items() if array.dtype.kind in "iu"}
 
 

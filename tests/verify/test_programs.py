@@ -145,3 +145,25 @@ def test_what_is_not_compared_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     verdict = verify_folder(root)
     assert verdict.wrong is None and node in verdict.uncompared
     assert f"not compared: {node}" in str(verdict)
+
+
+@pytest.mark.parametrize("value", ["mid_out_high", "mid_out_low", "front_out_zero_point", "mid_out_scale"])
+def test_other_numbers_around_a_float_function_are_found(value: str, tmp_path: Path) -> None:
+    """A function that stays the float op is not proved; what it makes of each code is in plan.json."""
+    made = line_of("function_hardswish", "ort_cpu", "auto")
+    root = write(made, made.plan(7), "qdq", tmp_path / "run")
+    verdict = verify_folder(root)
+    assert verdict.wrong is None and "mid" not in verdict.uncompared
+    held = dict(constants(root))
+    assert value in held
+    other = held[value] * 1.25 if held[value].dtype.kind == "f" else held[value] ^ 1
+    with_constant(root, value, np.asarray(other, held[value].dtype))
+    assert verify_folder(root).wrong is not None
+
+
+def test_another_bound_of_a_program_is_found(tmp_path: Path) -> None:
+    """Drawn rows need not reach it."""
+    root, _ = written("layer_norm_no_offset", "qnn_htp", tmp_path)
+    (name,) = (n for n, _ in constants(root) if n.startswith("mid_out_high"))
+    with_constant(root, name, dict(constants(root))[name] + 8)
+    assert "has not the bound" in found(root)
