@@ -71,16 +71,13 @@ class KernelCheck(Pieces):
     def _left_alone(self, kind: str) -> None:
         """Nothing is proved; but the model has the plan's table, and makes of drawn rows what the plan's steps make."""
         nodes = self._behind()
-        compared = False
-        if kind == "program":
-            check_kernel(self.node, self.plan, nodes)  # before anything of the file is run
-            compared = expect_program(self.numbers, self.node, self.result, nodes)
-        elif kind == "lookup" and self.numbers.form == "integer":
+        compared = kind in ("program", "lookup")
+        if kind == "lookup" and self.numbers.form == "integer":
             self._same_table()
-            compared = True
-        elif kind == "lookup":
-            check_kernel(self.node, self.plan, nodes)
-            compared = expect_function(self.numbers, self.node, self.result, nodes)
+        elif compared:
+            check_kernel(self.node, self.plan, nodes)  # before anything of the file is run
+            check = expect_program if kind == "program" else expect_function
+            compared = check(self.numbers, self.node, self.result, nodes)
         if not compared:
             self.numbers.uncompared.append(self.node)
 
