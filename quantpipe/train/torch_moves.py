@@ -75,6 +75,16 @@ def scatter(call: Call) -> Tensor:
     return x.index_put(tuple(places.unbind(-1)), rows)
 
 
+def tensor_scatter(call: Call) -> Tensor:
+    """Return a cache with new positions from a place of each sample on; `circular` ones go on at the beginning."""
+    past, new = call[0], call[1]
+    axis = call.attr("axis", -2) % past.dim()
+    begin = call[2] if call.has(2) else torch.zeros(len(past), dtype=torch.int64, device=past.device)
+    places = (begin[:, None] + torch.arange(new.shape[axis], device=past.device)) % past.shape[axis]
+    samples = torch.arange(len(past), device=past.device)[:, None]
+    return past.movedim(axis, 1).index_put((samples, places), new.movedim(axis, 1)).movedim(1, axis)
+
+
 def reshape(call: Call) -> Tensor:
     """Return the elements in another shape; 0 keeps an axis, except with `allowzero`."""
     x, shape = call[0], _given(call.integers(1))

@@ -164,7 +164,7 @@ def test_a_session_with_the_same_kernels_is_not_run(tmp_path: Path, monkeypatch:
 def test_what_is_left_out_is_listed_and_nothing_else_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time, and in batches of one sample: one sample is compared, few are measured alone, no change is."""
     whole = run(samples(), tmp_path / "whole", model=two_layers(), evaluate=EXPLAINED, **SPOILT).report
-    monkeypatch.setattr(agreement, "run_size", lambda graph, tensors: 1)
+    monkeypatch.setattr(agreement, "run_size", lambda graph, tensors, memory_mb: 1)
     nothing = {"session_passes": 0.0, "explain_passes": 1e-9, "least_seconds": 0.0}
     report = run(samples(), tmp_path / "cut", model=two_layers(), evaluate=EXPLAINED, effort=nothing, **SPOILT).report
     assert whole["effort"]["left_out"] == [] and whole["diagnosis"]["advice"]

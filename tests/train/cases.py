@@ -229,6 +229,10 @@ def moves() -> Iterator[Case]:
     yield Case("Gather", [ROWS, np.int32([1, 1])])
     yield Case("ScatterND", [ROWS, np.int64([[1], [0]]), normal(2, *ROWS.shape[1:])], {"reduction": "none"})
     yield Case("ScatterND", [ROWS, np.int64([[[1, -1]], [[0, 2]]]), normal(2, 1, *ROWS.shape[2:])])
+    yield Case("TensorScatter", [MAP, MAP[:, :, :2] + 1, np.arange(len(MAP)) % 3], opset=24)
+    yield Case("TensorScatter", [MAP, MAP[..., :3] + 1, i(*[MAP.shape[3] - 1] * len(MAP))],
+               {"axis": 3, "mode": "circular"}, opset=24)  # fmt: skip
+    yield Case("TensorScatter", [MAP, MAP[:, :, 1:] + 1], {"mode": "linear"}, opset=24)
     yield Case("Reshape", [ROWS, i(0, -1)])
     yield Case("Reshape", [ROWS, i(5, 18)], {"allowzero": 0})
     yield Case("Reshape", [np.zeros((0, 3), np.float32), i(3, 0)], {"allowzero": 1})
