@@ -44,11 +44,11 @@ COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusi
 
 HALF = "tensor(float16)"
 
-BESIDE = frozenset({ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.UINT8})
-"""Types of weights that sessions are given beside a model's bytes."""
+SEPARATE = frozenset({ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.UINT8})
+"""Types of weights that sessions get apart from the bytes of a model."""
 
 LEAST_BESIDE = 1 << 24
-"""Bytes of weights from which on a session gets them beside the model, not in it."""
+"""Bytes of weights from which on a session gets them apart from the model, not in it."""
 
 LEAST_RELEASED = 1 << 26
 """Bytes of weights beside a model from which on memory that earlier sessions left is given back first."""
@@ -121,7 +121,9 @@ class Session:
             settings.add_session_config_entry(name, value)
         ask = kernels is not Kernels.NATIVE and not declared and pairs_saturate()
         if isinstance(model, ir.Model) and not weights:
-            model, weights = _beside(model, {ir.DataType.FLOAT} if ask else BESIDE)  # asked for, integers are rewritten
+            model, weights = _beside(
+                model, {ir.DataType.FLOAT} if ask else SEPARATE
+            )  # asked for, integers are rewritten
         if weights:
             if sum(weight.nbytes for weight in weights.values()) >= LEAST_RELEASED:
                 release_memory()

@@ -64,7 +64,7 @@ def test_equal_weights_become_one(everything_is_large: None) -> None:
 
 def test_a_session_gets_large_weights_beside_its_model(everything_is_large: None) -> None:
     model = load(encoder()).model
-    data, weights = execute._beside(model, execute.BESIDE)
+    data, weights = execute._beside(model, execute.SEPARATE)
     assert isinstance(data, bytes) and weights and len(data) < len(model_proto(model).SerializeToString()) / 2
     x = {i.name or "": np.arange(14, dtype=np.float32).reshape(2, 7) for i in model.graph.inputs}
     wanted = execute.Session(model_proto(model).SerializeToString()).run(x)

@@ -16,7 +16,7 @@ from tests.ops.test_every_op import graph_of, line
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("name", ["conv_asymmetric_pads", "gemm_row_bias", "transposed_strides", "attention"])
-def test_integer_weights_beside_a_model(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_weights_apart_from_a_model(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name in CASES
     made = line(graph_of(name), "ort_cpu")
     model = made.realize(made.plan(), form).model
