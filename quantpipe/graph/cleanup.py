@@ -46,6 +46,7 @@ from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.explicit import write_out
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.rewrites.known_sizes import sizes_known
+from quantpipe.graph.rewrites.layer_constants import constants_into_layers
 from quantpipe.graph.rewrites.recurrent import looped, unrolled
 from quantpipe.graph.runnable import runnable
 from quantpipe.graph.symbolic_axes import axes_of, axes_of_inputs
@@ -161,6 +162,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (to_newer_opset,),
         (more.in_steps,),
         (_small_rewrites(more.windows),),
+        *([] if more.stored else [(_fold_constants, _fold_products)]),  # such files define the weights
         (more.joined,),
         (_join_axes,),
         (rows_flattened,),
@@ -364,6 +366,22 @@ def _small_rewrites(windows: Collection[str]) -> Step:
         return copy
 
     return rewrite
+
+
+def _fold_constants(model: ir.Model) -> ir.Model:
+    return _folded(model, sums=True)
+
+
+def _fold_products(model: ir.Model) -> ir.Model:
+    return _folded(model, sums=False)
+
+
+def _folded(model: ir.Model, *, sums: bool) -> ir.Model:
+    copy = copied(model)
+    for node in list(copy.graph):
+        constants_into_layers(copy.graph, node, sums=sums)
+    common_passes.RemoveUnusedNodesPass()(copy)
+    return copy
 
 
 def _outside_notes(model: ir.Model) -> list[str]:

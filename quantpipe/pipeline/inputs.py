@@ -19,7 +19,7 @@ from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import RawModel, clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
-from quantpipe.graph.rewrites.batch_norms import BatchNorm, batch_norms
+from quantpipe.graph.rewrites.batch_norms import BatchNorm, batch_norms, has_folded_bias
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
 from quantpipe.lowering import opset_for
@@ -146,7 +146,7 @@ def _loaded(settings: Settings, raw: RawModel) -> Inputs:
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     norms = batch_norms(raw.graph.model) if settings.train.fold else {}
-    norms = {name: norm for name, norm in norms.items() if name in graph.producers}
+    norms = {name: norm for name, norm in norms.items() if has_folded_bias(graph, name, norm)}
     return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared, splits.train, norms)
 
 

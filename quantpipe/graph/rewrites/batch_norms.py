@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import place_of
 from quantpipe.graph.rewrites.tools import attribute, is_op, only_user, operand
+from quantpipe.graph.view import Graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,16 @@ def batch_norms(model: ir.Model) -> dict[str, BatchNorm]:
     """
     found = ((node, numbers_of(model.graph, node)) for node in model.graph)
     return {node.outputs[0].name or "": numbers for node, numbers in found if numbers is not None}
+
+
+def has_folded_bias(graph: Graph, name: str, norm: BatchNorm) -> bool:
+    """Return whether a tensor of the clean graph is a convolution's result with the bias that folding alone gives.
+
+    A later step of the clean-up may have added a constant before the convolution to it.
+    """
+    node = graph.producers.get(name)
+    bias = graph.constant(node.inputs[2]) if node is not None and len(node.inputs) > 2 else None
+    return bias is not None and bool(np.allclose(bias.reshape(-1), norm.folded_bias, rtol=1e-4, atol=1e-6))
 
 
 def numbers_of(graph: ir.Graph, node: ir.Node) -> BatchNorm | None:
