@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from quantpipe.evaluate import baseline as module
@@ -15,7 +16,7 @@ from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warni
 from quantpipe.evaluate.nearness import nearness
 from quantpipe.graph.execute import Session
 from quantpipe.graph.runtime_quantization import dynamic, static
-from quantpipe.types import Range
+from quantpipe.types import Range, Samples
 from tests.ops.line import ArraySamples, Line, Net, line, set_threshold
 
 
@@ -119,3 +120,23 @@ def test_when_it_is_compared(
 ) -> None:
     rows: Any = [{"output": "y", "sqnr_db": db, "mse": 0.0, "cosine": 1.0}]
     assert worth_comparing(made.graph, replace(made.spec, **changes), rows, accurate, ratio=ratio) == worth
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(None, 1), (8, 8)])
+def test_calibration_of_the_tool_runs_few_samples_at_once(
+    fixed: int | None, each: int, timed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps every tensor of a batch."""
+    sizes: list[int] = []
+
+    def counted(model: ir.Model, samples: Samples, batch: int) -> Session:
+        sizes.append(batch)
+        return static(model, samples, batch)
+
+    monkeypatch.setattr(module.runtime_quantization, "static", counted)
+    net = dense()
+    if fixed is not None:
+        net.fix_batch(fixed)
+    samples = ArraySamples({"x": np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)})
+    baseline(compared(line(net, samples=samples)))
+    assert sizes == [each]
