@@ -27,7 +27,7 @@ def page() -> str:
         [
             "# Shipped hardware files\n",
             "Made from `conf/hardware`. What each field means: [Hardware files](../hardware.md). Which op runs in "
-            "integers on which device: [Ops](../ops.md).\n",
+            "integers on which device: [Op coverage](ops.md).\n",
             *table,
             "",
             *(_file(path, content[path.stem]) for path in files),

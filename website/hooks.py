@@ -15,17 +15,18 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from website import configuration, hardware, interfaces, pages  # noqa: E402
+from website import configuration, hardware, interfaces, ops, pages  # noqa: E402
 from website.lists import indented_by_four  # noqa: E402
 
 GENERATED = {
     pages.CONFIGURATION: configuration.page,
     pages.HARDWARE: hardware.page,
+    pages.OPS: ops.page,
     pages.API: interfaces.api,
     pages.COMMAND_LINE: interfaces.command_line,
 }
 
-WIDE = ("results/", pages.HARDWARE)
+WIDE = ("results/", pages.HARDWARE, pages.OPS)
 """Pages of wide tables and few headings: they have no table of contents beside them."""
 _LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']?(?:https?:)?//"""

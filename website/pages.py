@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATION = "reference/configuration.md"
 HARDWARE = "reference/hardware_files.md"
+OPS = "reference/ops.md"
 API = "reference/api.md"
 COMMAND_LINE = "reference/command_line.md"
 
@@ -47,6 +48,8 @@ def site_path(file: str, pages: Mapping[str, str]) -> str | None:
     group = re.fullmatch(r"conf/(\w+)(?:/(\w+\.yaml)?)?", file)
     if file == "conf/config.yaml":
         return CONFIGURATION
+    if file == "quantpipe/oprules":
+        return OPS
     if group is not None and group[1] == "hardware":
         return f"{HARDWARE}#{group[2].removesuffix('.yaml')}" if group[2] else HARDWARE
     if group is not None:

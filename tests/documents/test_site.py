@@ -36,7 +36,7 @@ def test_every_page_is_in_the_navigation_and_everything_there_is_a_page() -> Non
     listed = places(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     results = {place for place in pages.included().values() if place.startswith("results/")}  # the hook adds them
-    made = {pages.CONFIGURATION, pages.HARDWARE, pages.API, pages.COMMAND_LINE}
+    made = {pages.CONFIGURATION, pages.HARDWARE, pages.OPS, pages.API, pages.COMMAND_LINE}
     assert set(listed) == written | made | (set(pages.included().values()) - results) | {"results/index.md"}
     assert len(listed) == len(set(listed))
 
