@@ -1,14 +1,16 @@
-"""Tables of keys in docs/artifacts.md, made from the types of the files; the page keeps the meanings.
+"""Tables of keys for docs/artifacts.md on the site, made from the types of the files and the comments of their keys.
 
-    python -m website.artifact_tables        # removes keys that a type lost, and adds rows for its new ones
-
-A table is between `<!-- keys: TYPE -->` and `<!-- end -->`. A test fails where keys differ or have no meaning.
+A line `Keys of …: [TYPE](its file)` of the page becomes the table of this type. The comment above a key is its meaning;
+a comment that begins with several keys (`a`, `b`: …) is the meaning of these. Links in comments are relative to docs/.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from collections.abc import Container, Iterator
+import sys
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_args, get_type_hints, is_typeddict
 
@@ -17,48 +19,86 @@ from quantpipe.types.figures import Figures
 from website.pages import ROOT
 
 PAGE = ROOT / "docs" / "artifacts.md"
-_BLOCK = re.compile(r"(<!-- keys: (\w+) -->\n\|[^\n]*\n\|[^\n]*\n)(.*?)(<!-- end -->)", re.S)
+_LINE = re.compile(r"^(Keys[^\n]*?): \[`(\w+)`\]\([^\n)]*\)$", re.M)
 _KEY = re.compile(r"`(\w+)`")
+_SEVERAL = re.compile(r"((?:`\w+`, )+`\w+`): (.*)")
 _FILES = (RunReport, StrategyFile, ExplainReport, CompareReport, Figures)
+Row = tuple[list[str], str]
+"""Keys with one meaning, and this meaning."""
 
 
 def filled(text: str) -> str:
-    """Return the page with the keys that the types have now: a new key gets a row without a meaning."""
+    """Return the page with a table in the place of each line that names a type."""
+    places = {match[2]: _anchor(text[: match.start()]) for match in _LINE.finditer(text)}
 
-    def block(match: re.Match[str]) -> str:
-        keys = get_type_hints(_types()[match[2]])
-        rows = [([key for key in names if key in keys], meaning) for names, meaning in _rows(match[3])]
-        named = {key for names, _ in rows for key in names}
-        rows += [([key], " ") for key in keys if key not in named]
-        lines = [f"| {', '.join(f'`{key}`' for key in names)} |{meaning}|\n" for names, meaning in rows if names]
-        return f"{match[1]}{''.join(lines)}{match[4]}"
+    def table(match: re.Match[str]) -> str:
+        kind = _types()[match[2]]
+        lines = [f"{match[1]}:", "", "| key | meaning |", "|---|---|"]
+        for keys, meaning in rows(kind):
+            inner = [part.__name__ for key in keys for part in _parts(get_type_hints(kind)[key])]
+            where = {places[name] for name in inner if name in places} - {places[match[2]]}
+            more = "".join(f" ([keys](#{anchor}))" for anchor in sorted(where))
+            lines.append(f"| {', '.join(f'`{key}`' for key in keys)} | {meaning}{more} |")
+        return "\n".join(lines)
 
-    return _BLOCK.sub(block, text)
+    return _LINE.sub(table, text)
 
 
 def undescribed(text: str) -> list[str]:
-    """Return the keys without a meaning: of a table, or of a part without a table that no row names in full."""
-    blocks = {match[2]: match[3] for match in _BLOCK.finditer(text)}
+    """Return the keys without a meaning: of a type with a table, or of a part without one that no row names in full."""
+    tables = {match[2] for match in _LINE.finditer(text)}
     missing: list[str] = []
     unnamed: dict[str, list[str]] = {}
-    for name, body in blocks.items():
+    for name in tables:
         hints = get_type_hints(_types()[name])
-        for names, meaning in _rows(body):
-            missing += [f"{name}.{key}" for key in names if not meaning.strip()]
-            for part in (part for key in names for part in _inside(hints[key], blocks)):
+        described = rows(_types()[name])
+        missing += [f"{name}.{key}" for key in hints if not any(key in keys and said for keys, said in described)]
+        for keys, meaning in described:
+            for part in (part for key in keys for part in _inside(hints[key], tables)):
                 lost = [key for key in get_type_hints(part) if key not in _KEY.findall(meaning)]
                 unnamed[part.__name__] = min(unnamed.get(part.__name__, lost), lost, key=len)
     return missing + [f"{part}.{key}" for part, keys in unnamed.items() for key in keys]
 
 
-def _rows(body: str) -> Iterator[tuple[list[str], str]]:
-    """Yield the keys and the meaning of each row."""
-    for line in body.splitlines():
-        cell, meaning = line.removeprefix("|").removesuffix("|").split("|", 1)
-        yield _KEY.findall(cell), meaning
+@cache
+def rows(kind: Any) -> list[Row]:
+    """Return the keys of a type with their meanings, after those of its bases."""
+    module = sys.modules[kind.__module__]
+    source = inspect.getsource(module)
+    bases = [getattr(module, base.id) for base in _class(source, kind.__name__).bases if isinstance(base, ast.Name)]
+    return [row for base in bases if is_typeddict(base) for row in rows(base)] + rows_of(source, kind.__name__)
 
 
-def _inside(hint: Any, tables: Container[str]) -> Iterator[Any]:
+def rows_of(source: str, name: str) -> list[Row]:
+    """Return the keys of the class `name` in a module with their meanings; without a comment the meaning is empty."""
+    lines = source.splitlines()
+    found: list[Row] = []
+    for node in _class(source, name).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            begin = node.lineno - 1
+            while lines[begin - 1].strip().startswith("#"):
+                begin -= 1
+            meaning = " ".join(line.strip(" #") for line in lines[begin : node.lineno - 1])
+            several = _SEVERAL.fullmatch(meaning)
+            if several:
+                found.append((_KEY.findall(several[1]), several[2]))
+            elif meaning or not any(node.target.id in keys for keys, _ in found):
+                found.append(([node.target.id], meaning))
+    return found
+
+
+def _class(source: str, name: str) -> ast.ClassDef:
+    """Return a class of a module; one without a body for a type that is made by a call."""
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name]
+    return nodes[0] if nodes else ast.ClassDef(name, [], [], [], [])
+
+
+def _anchor(before: str) -> str:
+    """Return the anchor of the last heading of a text."""
+    return re.sub(r"[^\w\s-]", "", re.findall(r"^#+ (.*)$", before, re.M)[-1]).strip().lower().replace(" ", "-")
+
+
+def _inside(hint: Any, tables: set[str]) -> Iterator[Any]:
     """Yield the parts inside a type that have no table, and their own parts."""
     for part in _parts(hint):
         if part.__name__ not in tables:
@@ -86,12 +126,3 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield hint
     for inner in get_args(hint):
         yield from _parts(inner)
-
-
-def main() -> None:
-    """Write the tables into the page."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

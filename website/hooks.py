@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from website import configuration, hardware, interfaces, ops, pages  # noqa: E402
+from website import artifact_tables, configuration, hardware, interfaces, ops, pages  # noqa: E402
 from website.lists import indented_by_four  # noqa: E402
 
 GENERATED = {
@@ -68,6 +68,8 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         return markdown
     known = pages.included()
     file = {there: here for here, there in known.items()}.get(place, f"docs/{place}")
+    if file == "docs/artifacts.md":
+        markdown = artifact_tables.filled(markdown)
     return indented_by_four(pages.rewritten(markdown, file, place, known))
 
 

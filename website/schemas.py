@@ -6,11 +6,13 @@ python -m website.schemas      writes quantpipe/artifacts/schemas/*.json; a test
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from quantpipe.types import DumpReport, IdentifyReport, RunReport, StrategyFile
+from website.artifact_tables import rows
 from website.pages import ROOT
 
 FOLDER = ROOT / "quantpipe" / "artifacts" / "schemas"
@@ -109,10 +111,16 @@ def _object(kind: Any, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "type": "object",
         **({"description": " ".join(described.split())} if described else {}),
-        "properties": {key: _schema(hint, parts) for key, hint in hints.items()},
+        "properties": {key: {**_schema(hint, parts), **_meaning(kind, key)} for key, hint in hints.items()},
         "required": [key for key in hints if key in kind.__required_keys__ - optional],
         "additionalProperties": False,
     }
+
+
+def _meaning(kind: Any, key: str) -> dict[str, str]:
+    """Return the description of a key: the comment in its type, without links."""
+    texts = [text for keys, text in rows(kind) if key in keys and text]
+    return {"description": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", texts[0])} if texts else {}
 
 
 def _any_of(found: list[dict[str, Any]]) -> dict[str, Any]:

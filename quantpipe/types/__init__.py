@@ -116,21 +116,13 @@ from quantpipe.types.reports import (
     ConversionsPart,
     CostPart,
     DataPart,
-    DevicePart,
-    FrontPart,
-    LeftOutPart,
     Metrics,
     ModelMetrics,
     ModelPart,
     OptionalParts,
-    PrecisionRecord,
     ProofPart,
-    RecoveryGain,
-    RecoveryRecord,
-    ReplayedSearch,
     RunPart,
     RunReport,
-    SearchReport,
     by_model,
 )
 from quantpipe.types.sample_rows import (
@@ -147,6 +139,16 @@ from quantpipe.types.sample_rows import (
     WorstSampleRow,
 )
 from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
+from quantpipe.types.search_report import (
+    DevicePart,
+    FrontPart,
+    LeftOutPart,
+    PrecisionRecord,
+    RecoveryGain,
+    RecoveryRecord,
+    ReplayedSearch,
+    SearchReport,
+)
 from quantpipe.types.speed import LatencyPart, SpeedPart
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy

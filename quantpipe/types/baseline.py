@@ -6,22 +6,22 @@ from typing import TypedDict
 
 
 class BaselineRow(TypedDict):
-    """One of onnxruntime's own forms, at the output with the largest deficit of the result, or its smallest lead.
+    """One of onnxruntime's own forms, at the output with the largest deficit of the result, or its smallest lead."""
 
-    `output`, `sqnr_db`, `own_db`, `gap_db`, `least_gap_db`: None where nothing could be compared, or the form is slower
-    than the result; `failed` is the reason, if the tool failed. The gaps are the maximum and the minimum over all
-    outputs; outputs that are near enough count as equal at most. `latency`: this form over the result, at batch 1;
-    `faster`: that is certain.
-    """
-
+    # `static` or `dynamic`
     form: str
-    output: str | None
-    sqnr_db: float | None
-    own_db: float | None
-    gap_db: float | None
-    least_gap_db: float | None
+    # `latency`, `faster`: its time over the result's; whether it is certainly faster
     latency: float | None
     faster: bool
+    # if it is not slower: the output where the result is worst in comparison
+    output: str | None
+    # `sqnr_db`, `own_db`: at this output, its SQNR and the result's
+    sqnr_db: float | None
+    own_db: float | None
+    # `gap_db`, `least_gap_db`: largest and the smallest gap over all outputs
+    gap_db: float | None
+    least_gap_db: float | None
+    # why the tool gives no result
     failed: str | None
 
 

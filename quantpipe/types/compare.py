@@ -1,4 +1,4 @@
-"""Types of compare.json. docs/artifacts.md describes every key."""
+"""Types of compare.json. The comments are the meanings of the keys in docs/artifacts.md."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from typing import Literal, TypedDict
 
 
 class ComparedRun(TypedDict):
-    """One of the runs that are compared. `problem`: why there is no report; its figures are then empty.
+    """One of the runs that are compared. `problem`: why there is no report; its figures are then empty."""
 
-    `trace`: [candidates tried, best value so far] of its search, in `metric`; `trace_cost`: likewise with its cost.
-    """
-
+    # `label`, `name`: A, B, …; a name that distinguishes it from the others
     label: str
     name: str
+    # its folder, or its id in MLflow
     where: str
+    # why it has no report, or null
     problem: str | None
+    # whether it meets its objective
     meets: bool | None
+    # `figures`, `interval`: its figures, without the latency of a reference form; the 95 % interval of its accuracy
     figures: dict[str, float | None]
     interval: list[float] | None
+    # `metric`, `trace`, `trace_cost`: metric of its search; [[candidates tried, value], …] and [[candidates tried,
+    # cost], …] of the best so far, before recovery, drawn on the page
     metric: str | None
     trace: list[list[float]]
     trace_cost: list[list[float]]
@@ -31,39 +35,50 @@ class DifferenceRow(TypedDict):
 
 
 class PairedRow(TypedDict):
-    """A run compared with the best one, on the same samples.
+    """A run compared with the best one, on the same samples."""
 
-    `only_best` and `only_this`: samples that one of them alone has right (null without labels). `difference`: of the
-    accuracy, or of the mean loss without labels, this run's less the best one's, with its 95 % interval `low`, `high`.
-    `p`: of McNemar's exact test, or of Wilcoxon's signed-rank test; `p_holm`: the same for all comparisons together.
-    """
-
+    # of this run
     label: str
+    # McNemar's exact test; without labels Wilcoxon's signed-rank test of the losses
     test: Literal["McNemar", "Wilcoxon"]
+    # `samples`, `only_best`, `only_this`: samples; samples that one run alone has right
     samples: int
     only_best: int | None
     only_this: int | None
+    # `difference`, `low`, `high`: of accuracy or mean loss, with its 95 % interval
     difference: float
     low: float
     high: float
+    # `p`, `p_holm`: `p_holm` is adjusted for the number of comparisons
     p: float
     p_holm: float
 
 
 class CompareReport(TypedDict):
-    """How runs differ. `best`: the label of the best run, `null` where runs cannot be compared.
+    """How runs differ. `best`: the label of the best run, `null` where runs cannot be compared."""
 
-    `tied`: runs that differ from it by chance only. `by`: what decides. `verdict`: the same in words, with the price.
-    """
-
+    # of quantpipe
     version: str
+    # in the order given (below)
     runs: list[ComparedRun]
+    # label of the best run; null if the runs are of several models or were evaluated on different samples. First come
+    # runs with equal integers that meet their objective. Of these the objective decides (`by`)
     best: str | None
-    tied: list[str]
+    # for one objective on one device its cost, then its value; else the value: the objective's loss, or accuracy.
+    # Latencies within 5 % are equal
     by: str | None
+    # runs whose value differs from the best by chance only (p of at least 0.05, Holm); of these the smallest is `best`
+    tied: list[str]
+    # the same in words, with size and latency of the best run, and the smallest and the fastest run
     verdict: str | None
+    # row per key that differs (`key`, and the `values` of the runs), options of groups first; for different options
+    # their keys are not listed
     configuration: list[DifferenceRow]
+    # `strategy`, `same_tensors`: row per choice (bits of a tensor or weight, structure) that differs; the number
+    # without a difference
     strategy: list[DifferenceRow]
     same_tensors: int
+    # each other run compared with the best on the same samples, from `evaluate/samples.npz` (below)
     paired: list[PairedRow]
+    # other remarks
     notes: list[str]

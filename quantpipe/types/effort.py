@@ -23,20 +23,26 @@ class EffortRow(TypedDict):
 
 
 class EffortPart(TypedDict):
-    """Where time and memory of a run went, up to its report.
+    """Where time and memory of a run went, up to its report."""
 
-    `float_pass_seconds`: of the float model over all `samples` of the evaluation, null if unknown. `passes`: everything
-    after calibration in that unit, and `limit` what the options leave it. `left_out`: what was not measured for that,
-    in sentences. `estimated_peak_mb`: `peak_mb` by an estimate before calibration.
-    """
-
+    # `samples`, `float_pass_seconds`: evaluation samples, and the seconds of one float pass over them; null if an
+    # interrupted evaluation had all of its outputs
     samples: int
     float_pass_seconds: float | None
+    # `seconds`, `processor_seconds`: by the clock, and of all cores
     seconds: float
     processor_seconds: float
+    # everything after calibration, in float passes
+    passes: float | None
+    # `effort.passes`
+    limit: float
+    # what was not measured because of the [limits](effort.md#limits), in sentences
+    left_out: list[str]
+    # `peak_mb`, `estimated_peak_mb`: peak memory of the process, MiB, and its [estimate](effort.md#memory) before
+    # calibration
     peak_mb: float
     estimated_peak_mb: NotRequired[float | None]
-    passes: float | None
-    limit: float
-    left_out: list[str]
+    # per stage, and per named part of it: `stage`, `part` (null for the whole stage), `seconds`, `processor_seconds`,
+    # `passes`, `memory_mb` (held at the end), `peak_mb` (peak up to the end). A step of recovery has seconds and passes
+    # only
     rows: list[EffortRow]

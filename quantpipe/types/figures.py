@@ -83,11 +83,20 @@ class StageErrors(TypedDict):
 class Figures(TypedDict):
     """Hold all figures. `shares`: the share of the device's cycles of the kernel that makes a stored tensor, 0 to 1."""
 
+    # `nodes` with `name`, `op`, `bits` (null in float), `sqnr_db`; `edges` as pairs of their numbers
     graph: GraphFigure
+    # `tensor`, `bits`, `counts` of equal bins over [`low`, `high`], the stored range `clip_low` to `clip_high`, its
+    # `scale`, the share `saturated`
     histograms: list[HistogramFigure]
+    # `counts` by class of the float model (rows) and of the realized one, for `classes`; `changed` of `samples`
     confusion: ConfusionFigure | None
+    # samples with another class: `index`, `label`, `float_class`, `found_class`, `image`, a PNG in base64
     changed: list[ChangedSample]
+    # samples that lose most at an `output`: `row`, `name`, `loss`, `image`
     worst: NotRequired[list[WorstFigure]]
+    # per `stage` its `start` and `seconds`, and `memory_mb` at its end
     timeline: list[TimelineRow]
+    # per `stage` before the last, `sqnr_db` of each stored tensor; one stage if recovery changed anything
     stages: NotRequired[list[StageErrors]]
+    # of the device's cycles, by stored tensor
     shares: NotRequired[dict[str, float]]

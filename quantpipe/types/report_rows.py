@@ -1,4 +1,4 @@
-"""Types of the rows of the lists in report.json. docs/artifacts.md describes every key."""
+"""Types of the rows of the lists in report.json. The comments are the meanings of the keys in docs/artifacts.md."""
 
 from __future__ import annotations
 
@@ -18,16 +18,29 @@ class OutputPartRow(TypedDict):
 class OutputRow(TypedDict):
     """The accuracy of an output of the realized model, compared with the float model's."""
 
+    # its name
     output: str
+    # null if nothing differs
     sqnr_db: float | None
+    # as a share of the float output's variance
     mse: float | None
+    # as above
     cosine: float | None
+    # for outputs that are not floats, instead of the three before: the share of equal elements
     equal: NotRequired[float]
+    # samples excluded because the shapes differ, if any. In metrics and losses such a sample counts as the mean of the
+    # float output everywhere. More than one in a hundred gives a warning
+    other_shape: NotRequired[int]
+    # of class maps: mean over classes of the intersection over union with the float model's map; they have `equal`,
+    # too. Classes of less than 0.1 % of the pixels do not count
     miou: NotRequired[float | None]
+    # `keypoints`, `pixels`, `pixels_95`: of heat maps: number of peaks, and by how many pixels they move: mean and 95 %
+    # quantile
     keypoints: NotRequired[int]
     pixels: NotRequired[float]
     pixels_95: NotRequired[float]
-    other_shape: NotRequired[int]
+    # for an output that joins different quantities: `tensor` that holds the part, elements `first` to `last` - 1 along
+    # `axis`, `sqnr_db`
     parts: NotRequired[list[OutputPartRow]]
 
 
@@ -125,27 +138,32 @@ class ThresholdRuleRow(TypedDict):
 
 
 class FormRow(TypedDict):
-    """One form of the plan: its file, and how its integers compare with the simulated model's.
+    """One form of the plan: its file, and how its integers compare with the simulated model's."""
 
-    `seconds` is the time of writing it; `samples` and the keys after it are null where it was not executed, for the
-    reason `why_not`. `inexact` is the reason why a form does not compute the searched numbers; its differences are
-    counted and do not decide.
-    """
-
+    # `form`, `file`: name and file
     form: str
     file: str
+    # size of all its files
     bytes: int
+    # time of writing
     seconds: float
+    # it computes what was searched. If not, its differences are counted but decide nothing
     exact: bool
+    # why it is not exact
     inexact: str | None
+    # `samples`, `tensors`, `elements`, `differing`, `max_lsb`, `first_tensor`: as in `agreement`; null if it was not
+    # executed
     samples: int | None
     tensors: int | None
     elements: int | None
     differing: int | None
     max_lsb: float | None
     first_tensor: str | None
-    latency_ms: float | None
+    # why it was not executed
     why_not: str | None
+    # of a run at batch 1, if measured
+    latency_ms: float | None
+    # for C: `constant_bytes`, `memory_bytes`, `arithmetic`
     facts: dict[str, float | int | str]
 
 
@@ -165,14 +183,19 @@ class OverflowRow(TypedDict):
 class LayerRow(TypedDict):
     """The errors of a stored tensor."""
 
+    # `tensor`, `bits`, `scale`, `zero_point`: the tensor and its integers
     tensor: str
     bits: int
     scale: float
     zero_point: int
+    # all errors up to this tensor
     sqnr_db: float | None
+    # `rounding`, `saturation`: error of quantizing this tensor alone, as a share of its mean square
     rounding: float
     saturation: float
+    # share of elements clipped
     saturated: float
+    # share of elements that overflowed its accumulator, 0 if impossible
     overflow: float
 
 
@@ -239,15 +262,22 @@ class LossRow(TypedDict):
 class SessionRow(TypedDict):
     """The results of the realized model in sessions of one kind; `same_as`: another one that has the same kernels."""
 
+    # its options, or `default`
     session: str
+    # whether its differences decide
     decides: bool
+    # `samples`, `elements`, `differing`, `first_tensor`: as above
     samples: int
     elements: int
     differing: int
-    inexact: int
     first_tensor: str | None
+    # elements that differ within the bound
+    inexact: int
+    # why the runtime rejects such a session
     refused: str | None
+    # every integer is an output; else the file is unchanged
     watched: bool
+    # the session with the same kernels on this processor; this one was not run (`samples` is 0). Else null
     same_as: NotRequired[str | None]
 
 
@@ -336,14 +366,23 @@ class ImportedComparedPart(TypedDict):
 class ImportedPart(TypedDict):
     """The imported parts of a quantized model, the changes to them, and the differences."""
 
+    # `forms`, `keep`: how the file is written; `import.keep`
     forms: list[str]
     keep: str
+    # `tensors`, `weights`, `dynamic`: numbers of tensors, weights and `dynamic` ranges
     tensors: int
     weights: int
     dynamic: int
+    # [{`name`, `kind`, `given`, `here`, `reason`, `elements`, `differing`, `sqnr_db`}] of everything that differs here
     changed: list[ImportedChangeRow]
+    # [{`name`, `reason`}] of everything removed by the clean-up
     lost: list[ImportedLostRow]
+    # `weight_integers`, `weight_differing`: integers of weights that have the file's scales, and how many of them
+    # differ
     weight_integers: int
     weight_differing: int
+    # comparison with the file in onnxruntime: `samples`, `tensors` whose scale is the file's, `elements`, `differing`,
+    # `differing_with_real_softmax`, `first_tensor`, `outputs` (`output`, `elements`, `differing`, `sqnr_db`)
     compared: ImportedComparedPart | None
+    # why the file cannot run; `compared` is then null
     why_not: str | None

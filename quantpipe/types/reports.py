@@ -1,4 +1,4 @@
-"""Types of report.json. docs/artifacts.md describes every key.
+"""Types of report.json. The comments are the meanings of the keys in docs/artifacts.md.
 
 They are plain dictionaries, since that is what is stored and read back. A float that is not finite is null in the file.
 The JSON Schemas in `quantpipe/artifacts/schemas` are made from these types (`python -m website.schemas`).
@@ -16,30 +16,20 @@ from quantpipe.types.effort import EffortPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
-    ConfirmationPart,
-    ContributionRow,
-    FinalistRow,
-    FindingRow,
     FloatNodeRow,
     FormRow,
     ImportedPart,
     LayerRow,
     LoadedPart,
-    LossRow,
     OutputRow,
     OverflowRow,
-    PrecisionTrialRow,
     RaisedRow,
     ReasonRow,
-    RecoveredLayerRow,
     RectifiedRow,
     RescaleRow,
-    RoleRow,
     SessionRow,
-    StartPart,
     StepRow,
     TableRow,
-    ThresholdRuleRow,
     WithoutKernelRow,
 )
 from quantpipe.types.sample_rows import (
@@ -51,136 +41,8 @@ from quantpipe.types.sample_rows import (
     NextTokensPart,
     StepsPart,
 )
+from quantpipe.types.search_report import PrecisionRecord, RecoveryGain, ReplayedSearch, SearchReport
 from quantpipe.types.speed import LatencyPart, SpeedPart
-
-ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
-
-
-class PrecisionRecord(TypedDict, total=False):
-    """The nodes that stay in float, decided before the search, and the measurements for that; or `why_not`."""
-
-    mode: str
-    why_not: str
-    loss_before: float
-    loss_after: float
-    cost_before: float
-    cost_after: float
-    evaluations: int
-    seconds: float
-    roles: list[RoleRow]
-    findings: list[FindingRow]
-    trials: list[PrecisionTrialRow]
-    notes: list[str]
-    ranges: list[str]
-    raised: list[str]
-    float: list[str]
-
-
-class LeftOutPart(TypedDict, total=False):
-    """Options that the device would gain nothing from; empty where none are."""
-
-    options: int
-    choices: int
-
-
-class DevicePart(TypedDict):
-    """The benefit of the search by the hardware's own cost."""
-
-    cost: str
-    start: float
-    result: float
-    asked: str
-    left_out: LeftOutPart
-    sentence: str | None
-
-
-class SearchReport(TypedDict):
-    """How a strategy was found: the part `search` of a report, and of the results in strategy.json."""
-
-    algorithm: str
-    evaluations: int
-    seconds: float
-    evaluations_per_second: float | None
-    pruned: int
-    weights: str
-    evaluator: str
-    workers: int
-    float_pass_seconds: float
-    best_value: float
-    best_cost: float
-    feasible: bool
-    shortfall: str | None
-    least_value: float | None
-    stopped: Literal["done", "budget", "target", "interrupted"]
-    space_size: float | None
-    space_log10: float
-    metrics: dict[str, float]
-    metric: str
-    losses: list[LossRow]
-    cost: str
-    pinned: dict[str, int | str]
-    form: ObjectiveForm
-    notes: list[str]
-    trace: list[list[float]]
-    trace_cost: list[list[float]]
-    finalists: NotRequired[list[FinalistRow]]
-    front: NotRequired[list[list[float]]]
-    picked: NotRequired[int]
-    pick: NotRequired[str]
-    trial: NotRequired[int]
-    precision: NotRequired[PrecisionRecord]
-    device: NotRequired[DevicePart]
-    contributions: NotRequired[list[ContributionRow]]
-    confirmation: NotRequired[ConfirmationPart]
-    changed_choices: NotRequired[int]
-    start: NotRequired[StartPart]
-    threshold_rules: NotRequired[list[ThresholdRuleRow]]
-
-
-class FrontPart(TypedDict, total=False):
-    """The additions of a search for a Pareto front; empty for any other."""
-
-    front: list[list[float]]
-    picked: int
-    pick: str
-    shortfall: str | None
-
-
-class ReplayedSearch(TypedDict, total=False):
-    """The record of a replayed candidate of a log; empty for a strategy without a record of how it was found."""
-
-    algorithm: str
-    trial: int
-    best_value: float
-    best_cost: float
-    metrics: dict[str, float]
-    weights: str
-    threshold_rules: NotRequired[list[ThresholdRuleRow]]
-
-
-class RecoveryGain(TypedDict):
-    """The cost and gain of recovery for a missed objective."""
-
-    metric: str
-    least_value: float
-    before: float
-    after: float
-    accuracy_before: float | None
-    accuracy_after: float | None
-    met: bool
-    kept: bool
-    seconds: float
-    evaluations: int
-
-
-class RecoveryRecord(TypedDict):
-    """The record of recovery: recover/steps.json, and `recover` in the results of strategy.json; empty without."""
-
-    steps: NotRequired[list[StepRow]]
-    layers: NotRequired[list[RecoveredLayerRow]]
-    weights: NotRequired[str | None]
-    metrics: NotRequired[dict[str, float]]
-    gain: NotRequired[RecoveryGain]
 
 
 class RunPart(TypedDict):
@@ -212,17 +74,21 @@ class RunPart(TypedDict):
 
 
 class ModelMetrics(TypedDict):
-    """One model compared with the float model, by the output that metrics are about; of a detector, by its detections.
+    """One model compared with the float model by the output of the metrics; of a detector, by its detections."""
 
-    `detections`: average precision of what the model finds, with what the float model is sure of taken for the objects.
-    `map`, `map50`: mean average precision by labels, over overlaps of 0.5 to 0.95 and at 0.5.
-    """
-
+    # null without labels
     top1: float | None
+    # in nats, mean over samples; null for outputs that are not floats
     kl: float | None
+    # null for the float model itself
     sqnr_db: float | None
+    # mean over samples of the cosine between the two outputs, with a sample's elements as one vector; null if something
+    # is not finite
     cosine: float | None
+    # for a detector: average precision, with the confident detections of the float model as objects
     detections: NotRequired[float | None]
+    # `map`, `map50`: mean average precision over overlaps of 0.5 to 0.95, and at 0.5; for a detector with labels of
+    # objects (null without the extra `coco`)
     map: NotRequired[float | None]
     map50: NotRequired[float | None]
 
@@ -244,15 +110,25 @@ def by_model(metrics: Metrics) -> Mapping[str, ModelMetrics]:
 class AgreementPart(TypedDict):
     """Whether simulated and realized model hold the same integers."""
 
+    # `tensors`, `elements`: integer tensors, and elements compared
     tensors: int
     elements: int
-    differing: int
-    behind_float: int
-    max_lsb: float
-    first_tensor: str | None
+    # samples compared
     samples: int
+    # how many of the elements are floats that leave the integers
     real_elements: int
+    # elements that differ for another reason than the rounding of float32; must be 0
+    differing: int
+    # elements made by nodes in float (or quantized from their results) that differ within the bound of float32's
+    # rounding
+    behind_float: int
+    # float results of kernels that differ within the bound of a float32 sum
     real_inexact: int
+    # largest difference in integer steps
+    max_lsb: float
+    # first tensor that differs, or null
+    first_tensor: str | None
+    # row per kind of session
     sessions: list[SessionRow]
 
 
@@ -342,55 +218,139 @@ class OptionalParts(TypedDict, total=False):
         effort: The time and the memory of the run, by stage and part.
     """
 
-    imported: ImportedPart
-
-    free_running: ModelMetrics
-    steps: StepsPart
-    caches: list[CacheRow]
-    next_tokens: NextTokensPart
-    proof: ProofPart
-    forms: list[FormRow]
-    baseline: BaselinePart
-    diagnosis: DiagnosisPart
+    # for a detector: the places of `boxes` and `scores`, their `layout`, `nms_iou`, `score_above`, `note` (how they
+    # were recognized), `lost`, `pixels`, `pixels_95`. `objects` of the float model in the evaluation samples, and
+    # `labelled` ones (null without labels) ([detectors](howto/detectors.md))
     detections: DetectionsPart
+    # summary of the certificate: `kernels`, `proved`, `checked` (on `samples` only), `float_nodes`, `departing`,
+    # `on_samples` ([{`node`, `reason`}] of all kernels without proof)
+    proof: ProofPart
+    # row for each of several [forms](forms.md)
+    forms: list[FormRow]
+    # only if state is carried: `top1`, `kl`, `sqnr_db`, `cosine` of the realized model with its own states
+    free_running: ModelMetrics
+    # only if the carried state is a cache that grows: the first `steps` of a sequence (at most 8), compared with one
+    # run over the same tokens. `differing` elements in all; `outputs`: row per output with `output`, `elements`,
+    # `differing`, `largest` (difference). `kernels`: number of `equal` kernels, and names of the `differing` ones (at
+    # most 8). `unmatched`: number of kernels whose axes do not show which rows a step computes. `by_samples`: nodes
+    # whose scale follows from all rows of a run
+    steps: StepsPart
+    # only on devices with `cache`: row per cache of a decoder with `input`, and `output`, `holds`, `stored`, `scale`,
+    # `zero_point`; or the `reason` why its ports are floats
+    caches: list[CacheRow]
+    # only for decoders (a cache as input, and scores per token): `samples`, `tokens`, `perplexity` (`float`,
+    # `realized`), `difference` of the mean losses in nats with its `standard_error` over samples, `agreement` of the
+    # greedy token. `continuations`: `prompt`, the `float` and `realized` text, `tokens`, and how many are `equal`
+    # before the first that differs. Tokens are shown as characters in vocabularies of up to 256, else as numbers
+    next_tokens: NextTokensPart
+    # only for [models that were quantized already](howto/quantized_models.md)
+    imported: ImportedPart
+    # where time and memory of the run went
     effort: EffortPart
+    # comparison with [onnxruntime's own quantization](search.md#compared-with-onnxruntimes-own-quantization), if made:
+    # `samples`, `rows`
+    baseline: BaselinePart
+    # if the result misses its objective or loses too much (`evaluate.explain`)
+    diagnosis: DiagnosisPart
 
 
 class RunReport(OptionalParts):
     """report.json without its origin."""
 
+    # of quantpipe
     version: str
+    # `model` (file name), `model_path`, `model_hash`, `command`, `seed`, `folder`, `float_on` (where nodes left in
+    # float run), `samples` (evaluated). Options of the groups: `dataset`, `hardware`, `schema`, `threshold`, `search`,
+    # `objective`, `recover`, `train`, `precision`, `realize`, `executor`, `effort`, `tracking`. `realized_samples`:
+    # samples of the realized model's metrics, if `evaluate.realized_samples` limits them. `output`: the output of the
+    # metrics, if there are several
     run: RunPart
+    # accuracy of the models `float`, `simulated`, `realized`, and `default_session`
     metrics: Metrics
+    # row per output of the model
     outputs: list[OutputRow]
-    intervals: dict[str, list[float]]
-    doubts: list[str]
+    # comparison of simulated and realized integers
     agreement: AgreementPart
-    deployment: DeploymentPart
+    # by split, as in data.json, without indices: `samples`, `digest`, `source`, `skipped` (how many), `skipped_names`
+    # (at most ten), `duplicates` (how many), `state`, `sequences`
     data: dict[str, DataPart]
+    # model → [low, high]: the 95 % interval of its accuracy (Wilson)
+    intervals: dict[str, list[float]]
+    # objections to the samples as a whole, in sentences; also the first of the warnings
+    doubts: list[str]
+    # null if a loss is not finite. `metric`, loss against the float model on the `search` and the `report` split. Their
+    # `difference`, its `standard_error`, `parted` (larger than two of these), `search_samples`, `report_samples`
     generalization: GeneralizationPart | None
+    # `seconds`, `samples`, `float_pass_seconds`, `peak_rss_mb` (of the process); null without calibration. With
+    # `profile.load`, `loaded`: `file`, `format` (`quantpipe`, `glow`, `onnxruntime`, `tensorrt`), `derived` (tensor →
+    # its source tensors), `unknown` (names that the model does not have), `warnings`
     calibrate: CalibratePart
+    # decisions before the search
     precision: PrecisionRecord | None
+    # search. Of a replayed candidate only `algorithm`, `trial`, `best_value`, `best_cost`, `metrics`, `weights`,
+    # `threshold_rules`
     search: SearchReport | ReplayedSearch
+    # `float_bytes` (your file with its external data; of a quantized file, its equivalent float model),
+    # `realized_bytes`, `macs`, `bops`, `mean_weight_bits`, `mean_activation_bits`, `float_nodes`, `integer_nodes`
     model: ModelPart
+    # `bits`, `weight_bytes`, `stored_bytes`, `bops`, `cycles`, `peak_activation_bytes` of the strategy;
+    # `predicted_latency`, `energy` if the hardware file has [figures](hardware.md#measured-layer-times)
     cost: CostPart
-    latency: LatencyPart
+    # `by` (`latency` or `cycles`), `ratio` (realized / float), `slower` ([when](search.md#slower-than-float)); null if
+    # unknown
     speed: SpeedPart | None
+    # `float_ms`, `realized_ms` (medians), `ratio` (median of the pairs' ratios), `ratio_low` and `ratio_high` (their
+    # quartiles), `runs`, `threads`, `processor`; batch 1, interleaved. `of`: `device`, or `reference` if the device is
+    # not this machine's onnxruntime. Texts give no verdict if 1 is between them. Empty for models with a fixed larger
+    # batch
+    latency: LatencyPart
+    # [{`node`, `op`, `reason`}]; `type` if it computes in float16
     float_nodes: list[FloatNodeRow]
-    conversions: ConversionsPart
+    # nodes without a direct kernel in onnxruntime: `node`, `op`, `reasons`
     without_kernel: list[WithoutKernelRow]
+    # how `model.onnx` is run in onnxruntime: `file`, `form`, `options` (session option → value), `sentence` (the same
+    # in words), `code` that loads it, `command` that made the run, `files` of all forms. SHIP.md, the page, the
+    # terminal and `result.session_options` show this
+    deployment: DeploymentPart
+    # tensors that change between floats, stored integers and accumulators in a run: `ends` (of the model), `inside`;
+    # `rescales`: operands brought to another scale
+    conversions: ConversionsPart
+    # `rescales`, `raised`: as in plan.json: `node`, `tensor`, `from`, `to`; and `node`, `tensor`, `channels`, `factor`,
+    # `reason`
     rescales: list[RescaleRow]
     raised: list[RaisedRow]
+    # [tables](hardware.md#tables) for lookups of rows: `tensor`, `rows`, `columns`, `bits`, `offset`, `numbers`,
+    # `layout`, `float_bytes`, `bytes`, `sqnr_db` of its values (null if nothing is lost)
     tables: list[TableRow]
-    overflow: list[OverflowRow]
-    groups: GroupsPart
-    beyond: list[BeyondRow]
-    enough: EnoughPart | None
-    rectified: list[RectifiedRow]
+    # steps of recovery: `step`, `kl_before`, `kl_after`, `gain`, `kept`, `seconds`, `on` (the changed parts), `reason`
+    # (why it was not possible), `curve` (of training: the loss by epochs)
     recover: list[StepRow]
+    # recovery after a missed objective, else null: `metric`, `least_value` (needed), `before`, `after`,
+    # `accuracy_before`, `accuracy_after`, `met`, `kept`, `seconds`, `evaluations`
     recovery: RecoveryGain | None
-    layers: list[LayerRow]
+    # ranges changed by a common scale: `tensor`, `group`, `from`, `to`, `reason`
+    rectified: list[RectifiedRow]
+    # number of evaluate samples for `layers`: `evaluate.layer_samples`, fewer if tensors are large
     layer_samples: int
+    # per stored tensor that a node makes: its errors
+    layers: list[LayerRow]
+    # per accumulator that some input could overflow: `node`, `tensor`, `accumulator` (type), `overflow` (`wrap`,
+    # `saturate`), `bound` (largest sum of any input), and on the evaluation samples `elements`, `overflowed`, `share`.
+    # Pairs that saturate on `isa: avx2` are listed as int16, `saturate`
+    overflow: list[OverflowRow]
+    # [groups of samples](data.md#groups-what-an-average-hides): `rows`, and `worst`, the samples that lose most at each
+    # output: `output`, `row`, `name`, `loss`
+    groups: GroupsPart
+    # values beyond stored ranges
+    beyond: list[BeyondRow]
+    # [whether the calibration set is enough](data.md#is-the-calibration-set-enough)
+    enough: EnoughPart | None
+    # per choice of bits: `key`, `kind` (`activation`, `weight`, `table`), `value` (bits), `threshold` (null for
+    # per-channel weights), `edges`; tensors in float by choice have no row. Per structural choice: `key` (node or
+    # weight), `kind` (`float`, `add`, `granularity`), `value` (the option)
     choices: list[ChoiceRow]
-    host: str | None
+    # warnings, in sentences
     warnings: list[str]
+    # requirements of the model on a CPU like the one at hand, if that adds products in another way than the device
+    # ([pairs that saturate](hardware.md#pairs-that-saturate)); else null
+    host: str | None

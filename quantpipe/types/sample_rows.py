@@ -1,4 +1,4 @@
-"""Types of the report's parts on samples: groups, and values beyond ranges. docs/artifacts.md describes every key."""
+"""Types of the parts of report.json on samples. The comments are the meanings of the keys in docs/artifacts.md."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from typing import NotRequired, TypedDict
 
 
 class GroupRow(TypedDict):
-    """What a group of samples loses at an output; `by` is `all` for the whole output.
+    """What a group of samples loses at an output; `by` is `all` for the whole output."""
 
-    `samples`: of the group, or places that hold the class. Outputs of class scores have `kl` and `equal`, the share of
-    equal answers; other floats have `sqnr_db`, null where nothing is lost. Intervals are of 95 %.
-    """
-
+    # its name; `OUTPUT: PART` for a part of it
     output: str
+    # `by`, `group`: `all`, `worst_decile`, `energy`, `length`, `class`, `groups`, and the group's name there
     by: str
     group: str
+    # how many; of `class`: places with this class
     samples: int
+    # two samples and more
     judged: bool
+    # loses far more than all samples together
     worse: bool
+    # `sqnr_db`, `sqnr_interval`: of outputs without class scores; null if nothing is lost
     sqnr_db: NotRequired[float | None]
     sqnr_interval: NotRequired[list[float] | None]
+    # `kl`, `kl_interval`: of class scores
     kl: NotRequired[float]
     kl_interval: NotRequired[list[float]]
+    # `equal`, `equal_interval`: share of equal answers
     equal: NotRequired[float]
     equal_interval: NotRequired[list[float]]
 
@@ -43,38 +47,40 @@ class GroupsPart(TypedDict):
 
 
 class BeyondRow(TypedDict):
-    """What the stored range [low, high] of a tensor cuts off the samples of a split.
+    """What the stored range [low, high] of a tensor cuts off the samples of a split."""
 
-    `share` of the elements, and the SQNR of clipping alone; `cut_off` and `cut_off_sqnr_db`: the same in calibration,
-    null where it is not known. `far`: far more than in calibration.
-    """
-
+    # `evaluate`, `search`; in `kit.json` `vectors`
     split: str
+    # `tensor`, `low`, `high`: the tensor and its stored range
     tensor: str
     low: float
     high: float
+    # `share`, `sqnr_db`: share of the float model's elements beyond it, and the SQNR of clipping alone
     share: float
     sqnr_db: float | None
+    # `cut_off`, `cut_off_sqnr_db`: the same in calibration; null if unknown
     cut_off: float | None
     cut_off_sqnr_db: float | None
+    # an SQNR below 20 dB, four times the error and twice the share of calibration
     far: bool
 
 
 class EnoughPart(TypedDict):
-    """How ranges and loss depend on the number of calibration samples.
+    """How ranges and loss depend on the number of calibration samples."""
 
-    `half_db`, `twice_db`: the noise of the stored activations with half and with twice the samples, compared with now.
-    `moved`, `moved_most`: the change of ranges from half of them, as a share of their width, in the median and at most;
-    `tensors` move most. `more_bits`: ranges that half of the samples would cost a bit.
-    """
-
+    # of calibration
     samples: int
+    # `half_db`, `twice_db`: change of the activations' noise with half and twice as many
     half_db: float
     twice_db: float
+    # `moved`, `moved_most`, `tensors`: change of ranges from half of them, as a share of their width: median, maximum,
+    # and the tensors that move most
     moved: float
     moved_most: float
     tensors: list[str]
+    # number of ranges that half of them would cost a bit
     more_bits: int
+    # `enough`, `sentence`: whether twice as many would gain at most 1.5 dB, and all of it in words
     enough: bool
     sentence: str
 
