@@ -8,6 +8,10 @@ from website.configuration import CONF, defaults
 from website.pages import ROOT
 
 
+EXTEND = ("Extension", "DeviceOp", "Site", "NodeFacts", "Layer", "LayerDecision", "ExactGrid", "Views")
+"""Classes of `quantpipe.extend` that packages use."""
+
+
 def api() -> str:
     """The page of `quantpipe`'s functions and classes: one directive of mkdocstrings for each."""
     import quantpipe
@@ -22,6 +26,8 @@ def api() -> str:
         *(_directive(name) for name in (*first, *sorted(set(public) - set(first)))),
         "## What stages return\n\nResults of single stages of a `Pipeline`.\n",
         *(_directive(name, level=3) for name in behind),
+        "## For packages\n\nHow they are used: [Extending](../extending.md).\n",
+        *(_directive(name, level=3, module="quantpipe.extend") for name in EXTEND),
     ]
     return "\n".join(parts)
 
@@ -59,9 +65,9 @@ def command_line() -> str:
     )
 
 
-def _directive(name: str, level: int = 2) -> str:
+def _directive(name: str, level: int = 2, module: str = "quantpipe.api") -> str:
     return (
-        f"::: quantpipe.api.{name}\n    options:\n      heading: {name}\n      toc_label: {name}\n"
+        f"::: {module}.{name}\n    options:\n      heading: {name}\n      toc_label: {name}\n"
         f"      heading_level: {level}\n"
     )
 

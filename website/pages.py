@@ -50,6 +50,8 @@ def site_path(file: str, pages: Mapping[str, str]) -> str | None:
         return CONFIGURATION
     if file == "quantpipe/oprules":
         return OPS
+    if file in ("quantpipe/extend/device_op.py", "quantpipe/types/layer_views.py"):
+        return API
     if group is not None and group[1] == "hardware":
         return f"{HARDWARE}#{group[2].removesuffix('.yaml')}" if group[2] else HARDWARE
     if group is not None:

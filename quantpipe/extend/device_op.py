@@ -97,28 +97,30 @@ class DeviceOp:
     """Describe one op of a domain of its own.
 
     Attributes:
-        reference: The op in float, as an ONNX function. Its domain, name, inputs and attributes are the op's own; it
-            has one output.
-        numbers: The scale rule.
-        integers: What the simulated model computes, as an ONNX function of the same domain and another name. It takes
-            stored integers (as the hardware file's signature types them, weights included) and numbers, by name, and
-            gives the stored result.
-        interpret: The same arithmetic in NumPy.
-        device: The realized model's node, with this function as its definition. A runtime without a kernel of that name
-            computes by the definition, the device by its own kernel. None: `integers`.
+        reference: The op in float, as an ONNX function with one output. It defines domain, name, inputs and attributes.
+        numbers: The scale rule: from a `Site` to arrays by name, in the types that `integers` reads.
+        integers: What the simulated model computes: an ONNX function with the same domain and another name. Its inputs
+            are matched by name: stored operands and weights as the hardware file types them, zero point included, and
+            the arrays of `numbers`. It returns the stored result.
+        interpret: The same arithmetic in NumPy, int64, written independently. Both models are compared with it.
+        device: The node of the realized model: this name and domain, with this function as its definition. onnxruntime
+            computes by the definition, the device by its own kernel of that name. None: `integers`.
         weight: The input that is quantized as a weight; None: no weight.
         channel_axis: The weight's axis of output channels.
-        same_scale: The inputs that are stored as the result is, with one scale, zero point and bits; the range of all
-            of them is the range of each.
-        derive: Ranges of ports (inputs or the result, by the names of the reference) as functions of the ranges of the
-            other stored ports. They replace the estimated ranges, and one may be derived from another.
-        fixed: Range of the result where it is known beforehand.
-        rectify: The threshold rule: it changes the estimated range of the result.
-        steps: By how many steps of its result the integer arithmetic may depart from `reference`.
-        pattern: Whether nodes of the float model that compute `reference` are replaced by this op, where the hardware
-            file declares it.
+        constants: Further inputs that must be constants (a bias, a slope); `site.facts.constants` has their floats.
+        same_scale: Inputs that are stored as the result is: one scale, zero point and bits, one choice of the search,
+            and a range that holds all of them.
+        derive: Port (an input or the result) -> function of the ranges of the other stored ports, by name. Its `Range`
+            replaces the estimated one. A range may be derived from a derived one: they are computed until nothing
+            changes. Ranges given by a user stay. Circles, and two ops that give one scale different ranges, are
+            rejected.
+        rectify: The threshold rule: from the estimated range of the result to another one.
+        fixed: Range of the result if it is known, for `annotate.fixed_outputs=true`.
+        steps: Maximum difference of the integers from `reference`, in steps of the result.
+        pattern: Whether nodes of a model that compute `reference` become one node of this op, if the hardware file
+            declares it.
         refuse: Why a node stays in float, or None.
-        macs: Multiply-accumulates of a node per sample.
+        macs: Multiply-accumulates of a node per sample, for costs.
     """
 
     reference: onnx.FunctionProto = field(repr=False)
@@ -135,7 +137,6 @@ class DeviceOp:
     refuse: Refuses = takes_all
     macs: Callable[[NodeFacts], int] = no_work
     constants: tuple[str, ...] = ()
-    """Further inputs that must be constants, which `numbers` reads (a bias, a slope)."""
     same_scale: tuple[str, ...] = ()
     derive: Mapping[str, DeriveRange] = field(default_factory=dict)
 

@@ -58,7 +58,7 @@ class LayerDecision:
 
 
 class Layer(Protocol):
-    """Declare a calibrator's view of a kernel."""
+    """Declare a calibrator's view of a kernel; a pattern of a package is one kernel, by its qualified name."""
 
     node: str
     op: str
@@ -77,7 +77,7 @@ class Layer(Protocol):
 
     @property
     def open(self) -> tuple[str, ...]:
-        """Return the stored inputs whose range nobody has decided yet: neither an earlier layer nor a statement."""
+        """Return the stored inputs with an undecided range; the first kernel that reads a scale decides it once."""
 
     @property
     def ranges(self) -> Mapping[str, Range]:
