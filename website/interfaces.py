@@ -7,7 +7,6 @@ import re
 from website.configuration import CONF, defaults
 from website.pages import ROOT
 
-
 EXTEND = ("Extension", "DeviceOp", "Site", "NodeFacts", "Layer", "LayerDecision", "ExactGrid", "Views")
 """Classes of `quantpipe.extend` that packages use."""
 
