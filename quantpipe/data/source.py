@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import SourceLayout
+from quantpipe.errors import DataError
 
 SINGLE = ""
 """The field of a source with one array per sample: it goes into the model's one input, whatever that is called."""
@@ -78,6 +79,18 @@ class Source(Protocol):
             hasher: the digest.
             indices: positions in the source, `[n]`.
         """
+
+
+def refuse_unequal(counts: Mapping[str, int], where: str | None = None) -> None:
+    """Reject arrays of different numbers of rows, given by the name of each array."""
+    if len(set(counts.values())) > 1:
+        text = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise DataError(
+            f"the arrays must have one row per sample each; {text} rows. Legal are equal numbers; an input that is the "
+            "same for all samples is given by model.fixed",
+            stage="data",
+            where=where,
+        )
 
 
 def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantpipe.data.divide import WHOLE
 from quantpipe.data.labels import as_groups, as_labels
 from quantpipe.data.preprocess import Preprocess, SourceLayout
-from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays
+from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays, refuse_unequal
 from quantpipe.data.sources.iterable import IterableSource
 from quantpipe.data.split_options import SplitOptions
 from quantpipe.data.splits import Splits
@@ -65,15 +65,7 @@ class ArraysSource:
                 raise DataError(
                     f"{_called(name)} is a single number; legal is a row per sample", stage="data", where=where
                 )
-        counts = {_called(name): len(array) for name, array in arrays.items()}
-        if len(set(counts.values())) > 1:
-            text = ", ".join(f"{name} has {count}" for name, count in counts.items())
-            raise DataError(
-                f"the arrays must have one row per sample each; {text} rows. Legal are equal numbers; an input that is "
-                "the same for all samples is given by model.fixed",
-                stage="data",
-                where=where,
-            )
+        refuse_unequal({_called(name): len(array) for name, array in arrays.items()}, where)
         self.labels = None if labels is None else as_labels(np.asarray(labels), len(self), where)
         self.groups = None if given is None else as_groups(given, len(self), f"{where}[{groups}]")
 

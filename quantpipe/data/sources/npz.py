@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.labels import as_groups, as_labels
 from quantpipe.data.preprocess import Preprocess, SourceLayout, one_of
-from quantpipe.data.source import SINGLE, Hasher, Rows
+from quantpipe.data.source import SINGLE, Hasher, Rows, refuse_unequal
 from quantpipe.data.sources.arrays import ArrayFile, member_names
 from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
@@ -47,20 +47,10 @@ class ArraySource:
         self._arrays = {name: ArrayFile(path, key) for name, key in arrays.items()}
         self.where = str(path)
         self.fields = {name: _layout(file, layout, name) for name, file in self._arrays.items()}
-        self._refuse_unequal()
+        refuse_unequal({file.where: file.shape[0] for file in self._arrays.values()})
         self.labels = self._read_labels(path, names, keys["labels"])
         self.sequences = self._read_sequences(path, keys["sequence"])
         self.groups = None if groups is None else self._read_groups(path, names, groups)
-
-    def _refuse_unequal(self) -> None:
-        counts = {file.where: file.shape[0] for file in self._arrays.values()}
-        if len(set(counts.values())) > 1:
-            text = ", ".join(f"{where} has {count}" for where, count in counts.items())
-            raise DataError(
-                f"the inputs' arrays must have one row per sample each; {text} rows. Legal are equal numbers; an input "
-                "that is the same for all samples is given by model.fixed",
-                stage="data",
-            )
 
     def _read_labels(self, path: Path, names: tuple[str, ...] | None, key: Any) -> NDArray[np.int64] | None:
         if names is None or key is None or (key == DEFAULT_KEYS["labels"] and key not in names):
