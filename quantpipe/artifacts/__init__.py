@@ -20,4 +20,4 @@ from quantpipe.artifacts.read import (
     read_text,
 )
 from quantpipe.artifacts.unit import ArtifactUnit
-from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_origin, write_text
+from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_text

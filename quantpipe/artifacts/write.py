@@ -12,7 +12,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from quantpipe.artifacts.encode import side_bytes, side_file
 from quantpipe.artifacts.origin import Origin
 from quantpipe.artifacts.unit import ArtifactUnit
 
@@ -35,11 +34,6 @@ def write_pieces(
     """
     with ArtifactUnit(Path(path).parent) as unit:
         unit.pieces(Path(path), pieces, origin)
-
-
-def write_origin(path: str | os.PathLike[str], origin: Origin, content: str | None = None) -> None:
-    """Write the side file of an artifact that cannot carry its origin; no `content` digest for a file that grows."""
-    write_bytes(side_file(Path(path)), side_bytes(origin, content))
 
 
 def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any], origin: Origin) -> None:
