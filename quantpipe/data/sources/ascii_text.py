@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +17,3 @@ def ascii_tokens(text: str) -> dict[str, NDArray[np.int64]]:
     """Return the inputs `input_ids` and `position_ids` of a decoder for a text, `[T]` each."""
     ids = ascii_ids(text)
     return {"input_ids": ids, "position_ids": np.arange(len(ids))}
-
-
-def ascii_string(tokens: Iterable[int]) -> str:
-    """Return the text of some tokens; codes outside ASCII become a question mark."""
-    return "".join(chr(token) if 0 <= token < VOCABULARY else "?" for token in tokens)

@@ -150,10 +150,3 @@ def decoded(data: bytes) -> Iterator[Instruction]:
             if value and name not in ("opcode", "unused"):
                 fields[name] = value
         yield Instruction(op, fields)
-
-
-def decoded_uops(data: bytes) -> Iterator[Uop]:
-    """Yield the micro-operations of a region of memory."""
-    for start in range(0, len(data), 4):
-        word = int.from_bytes(data[start : start + 4], "little")
-        yield Uop(word & 2047, (word >> 11) & 2047, word >> 22)
