@@ -117,6 +117,12 @@ class StatefulSamples:
                 return
             yield step
 
+    def carried_on(self, outputs: Mapping[str, NDArray[Any]], number: int) -> dict[str, NDArray[Any]]:
+        """Return the states after a step, by input, of its outputs; `number` is the step's, for messages."""
+        return {
+            name: self._ports[name].rounded(self._next(outputs, output, number)) for output, name in self._state.items()
+        }
+
     def _follow(self) -> SampleStore:
         """Return the states that go into each sample."""
         spool = SampleStore()
@@ -134,10 +140,7 @@ class StatefulSamples:
             feeds = {**batch.inputs, **state}
             outputs = self._outputs(run, feeds, number)
             yield SampleStep(feeds, outputs)
-            state = {
-                name: self._ports[name].rounded(self._next(outputs, output, number))
-                for output, name in self._state.items()
-            }
+            state = self.carried_on(outputs, number)
 
     def _outputs(self, run: Run, feeds: Mapping[str, NDArray[Any]], number: int) -> Mapping[str, NDArray[Any]]:
         """Return what a model gives for a sample and its state.

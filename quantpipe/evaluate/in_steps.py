@@ -3,28 +3,41 @@
 The realized model runs the first samples of a sequence one after the other, each with the cache of the one before. Then
 it runs once over all of them, with the cache that the sequence begins with. Every row of every output must be equal:
 logits, and the caches after the last step. A difference inside a layer shows in the caches of the layers after it.
+Samples of several tokens are compared a second time, in steps of one token, as a program generates text.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.recurrent_state import SampleStep, StatefulSamples
+from quantpipe.data.recurrent_state import Run, SampleStep, StatefulSamples
 from quantpipe.data.subset import underlying
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
-from quantpipe.types import Samples, StepsPart, StepsRow
+from quantpipe.types import OneTokenPart, Samples, StepsPart, StepsRow
 
 log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 STEPS = 8
+TOKENS = 48
+"""The most steps of one token."""
+
+
+class _Along(Enum):
+    """What the second axis of an input counts, over all steps."""
+
+    CACHE = auto()
+    SEQUENCE = auto()
+    NEW = auto()
+    ALL = auto()
 
 
 def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> StepsPart | None:
@@ -39,7 +52,52 @@ def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> 
     steps = list(islice(carried.first_sequence(session.run), most))
     if len(steps) < 2 or not _grows(steps, carried.state):
         return None
-    feeds = joined_feeds(steps, carried.state)
+    found = _compared(session, steps, carried.state)
+    if found is None:
+        return None
+    single = single_steps(steps, carried, session.run)
+    part = None if single is None else _compared(session, single, carried.state)
+    return {**found} if part is None else {**found, "one_token": part}
+
+
+def single_steps(
+    steps: Sequence[SampleStep], carried: StatefulSamples, run: Run, most: int = TOKENS
+) -> list[SampleStep] | None:
+    """Run the first tokens of steps one by one, each with the cache of the one before, and return these steps.
+
+    None where each step is one token already, or where an input cannot be cut into tokens.
+    """
+    state, sizes = carried.state, [sizes_of(step, carried.state) for step in steps]
+    kinds = _kinds(steps, state)
+    if kinds is None or all(new <= 1 for _, new in sizes):
+        return None
+    cache = {name: steps[0].feeds[name] for name in state.values()}
+    found: list[SampleStep] = []
+    for step, (before, new) in zip(steps, sizes, strict=True):
+        for place in range(new):
+            if len(found) == most:
+                return found
+            feeds = {name: _token(array, kinds[name], before, place) for name, array in step.feeds.items()} | cache
+            try:
+                outputs = run(feeds)
+            except ModelError as error:  # its axis of tokens is fixed
+                log.info("no steps of one token are compared: %s", error)
+                return None
+            found.append(SampleStep(feeds, outputs))
+            cache = carried.carried_on(outputs, len(found) - 1)
+    return found
+
+
+def _token(array: Array, kind: _Along, before: int, place: int) -> Array:
+    """Return what an input holds for one token of a step."""
+    if kind is _Along.NEW:
+        return array[:, place : place + 1]
+    return array[:, : before + place + 1] if kind is _Along.ALL and array.ndim > 1 else array
+
+
+def _compared(session: Session, steps: Sequence[SampleStep], state: Mapping[str, str]) -> OneTokenPart | None:
+    """Return how steps differ from one run over their tokens; None where the model takes no such run."""
+    feeds = joined_feeds(steps, state)
     if feeds is None:
         return None
     try:
@@ -55,20 +113,24 @@ def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> 
     return {"steps": len(steps), "differing": sum(row["differing"] for row in rows), "outputs": rows}
 
 
-def steps_warning(found: StepsPart | None) -> str | None:
+def steps_warning(part: StepsPart | None) -> str | None:
     """Return the sentence about steps that give something else than the prefill."""
+    inside = None if part is None else part.get("kernels")
+    found: OneTokenPart | StepsPart | None = part
+    kind = ""
+    if part is not None and not part["differing"]:
+        found, kind = part.get("one_token"), " of one token"
     if found is None or not found["differing"]:
         return None
     rows = [row for row in found["outputs"] if row["differing"]]
     named = ", ".join(f"{r['output']} ({r['differing']:,} of {r['elements']:,}, by {r['largest']:.3g})" for r in rows)
-    inside = found.get("kernels")
     if inside is not None and inside["by_samples"]:
         named += f". {', '.join(inside['by_samples'])}: the scale follows from all rows of a run"
     elif inside is not None and inside["differing"]:
         named += f"; the first kernel that differs is {inside['differing'][0]}"
     return (
-        f"{found['steps']} steps with the cache differ from one run over the same tokens: {named}. If each sample "
-        "is one token, no mask has a range: give samples of several tokens (dataset.cut). Sums in float depend on the "
+        f"{found['steps']} steps{kind} with the cache differ from one run over the same tokens: {named}. "
+        "If each sample is one token, no mask has a range: give samples of several tokens (dataset.cut). Sums in float depend on the "
         "number of rows; other differences come from positions, masks or scales that depend on it"
     )
 
@@ -85,17 +147,33 @@ def joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[
     Of a mask over the whole cache it is the last step's, and of what belongs to the whole sequence the first step's.
     None where an input is neither.
     """
+    kinds = _kinds(steps, state)
+    if kinds is None:
+        return None
+    found = {}
+    for name, kind in kinds.items():
+        if kind is _Along.NEW:
+            found[name] = np.concatenate([step.feeds[name] for step in steps], axis=1)
+        else:
+            found[name] = steps[-1 if kind is _Along.ALL else 0].feeds[name]
+    return found
+
+
+def _kinds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, _Along] | None:
+    """Return what the second axis of each input counts; None where that of one is not known."""
     carried, sizes = set(state.values()), [sizes_of(step, state) for step in steps]
     found = {}
     for name, first in steps[0].feeds.items():
         arrays = [step.feeds[name] for step in steps]
         rows = [array.shape[1] if array.ndim > 1 else 0 for array in arrays]
-        if name in carried or _are_of_the_sequence(arrays):
-            found[name] = first
+        if name in carried:
+            found[name] = _Along.CACHE
+        elif _are_of_the_sequence(arrays):
+            found[name] = _Along.SEQUENCE
         elif rows == [new for _, new in sizes]:
-            found[name] = np.concatenate(arrays, axis=1)
+            found[name] = _Along.NEW
         elif first.ndim < 2 or rows == [before + new for before, new in sizes]:
-            found[name] = arrays[-1]
+            found[name] = _Along.ALL
         else:
             return None
     return found

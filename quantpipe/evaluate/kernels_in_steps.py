@@ -15,7 +15,7 @@ from quantpipe.arrays import Array
 from quantpipe.data.recurrent_state import StatefulSamples
 from quantpipe.data.subset import underlying
 from quantpipe.errors import ModelError
-from quantpipe.evaluate.in_steps import STEPS, joined_feeds, sizes_of
+from quantpipe.evaluate.in_steps import STEPS, joined_feeds, single_steps, sizes_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.stored_ports import stored_ports
@@ -42,6 +42,8 @@ def kernels_in_steps(
     names = {t: realized.integers[t] for t in stored if realized.integers[t] not in ports}
     session = Session(expose(realized.model, list(dict.fromkeys(names.values()))), where="realized model, in steps")
     steps = list(islice(carried.first_sequence(session.run), most))
+    if len(steps) > 1:  # steps of one token are the strictest
+        steps = single_steps(steps, carried, session.run) or steps
     feeds = joined_feeds(steps, carried.state) if len(steps) > 1 else None
     if feeds is None:
         return None

@@ -81,9 +81,11 @@ def _models(report: RunReport) -> Table:
     if free := _part(report, "free_running"):
         _add(table, "KL divergence, its own states carried", "", "", text.number(free.get("kl")))
     if steps := _part(report, "steps"):
-        elements = sum(row["elements"] for row in steps["outputs"])
-        name = f"{steps['steps']} steps with the cache, other than in one run"
-        _add(table, name, "", "", f"{steps['differing']:,} of {elements:,}")
+        named = (("", steps), (" of one token", steps.get("one_token")))
+        for kind, part in ((kind, part) for kind, part in named if part is not None):
+            elements = sum(row["elements"] for row in part["outputs"])
+            name = f"{part['steps']} steps{kind} with the cache, other than in one run"
+            _add(table, name, "", "", f"{part['differing']:,} of {elements:,}")
     if said := _part(report, "next_tokens"):
         perplexity = said["perplexity"]
         _add(table, "perplexity", text.number(perplexity["float"]), "", text.number(perplexity["realized"]))

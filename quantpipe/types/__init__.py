@@ -134,6 +134,7 @@ from quantpipe.types.sample_rows import (
     GroupRow,
     KernelStepsPart,
     NextTokensPart,
+    OneTokenPart,
     StepsPart,
     StepsRow,
     WorstSampleRow,

@@ -132,12 +132,24 @@ class KernelStepsPart(TypedDict):
     by_samples: list[str]
 
 
-class StepsPart(TypedDict):
-    """The comparison of the first steps of a sequence with one run over the same tokens."""
+class OneTokenPart(TypedDict):
+    """The comparison of steps of one token with one run over the same tokens."""
 
     steps: int
     differing: int
     outputs: list[StepsRow]
+
+
+class StepsPart(TypedDict):
+    """The comparison of the first steps of a sequence with one run over the same tokens.
+
+    `one_token`: the same tokens once more, one in each step, where samples have several.
+    """
+
+    steps: int
+    differing: int
+    outputs: list[StepsRow]
+    one_token: NotRequired[OneTokenPart]
     kernels: NotRequired[KernelStepsPart]
 
 

@@ -22,11 +22,13 @@ STATE = {"present.key": "past.key", "present.value": "past.value"}
 SCALE = np.float32(0.5)
 
 
-def decoder(*, past_scale: float = 0.5, shift: bool = False, tokens: str | int = "S") -> onnx.ModelProto:
+def decoder(
+    *, past_scale: float = 0.5, shift: bool = False, tokens: str | int = "S", alone: bool = False
+) -> onnx.ModelProto:
     """Return an attention without a Softmax: integers times each other, and a cache in int8 of one scale.
 
     `past_scale` quantizes the cache that comes in; `shift` counts the positions of steps one too high; `tokens` is the
-    size of the axis of tokens.
+    size of the axis of tokens; `alone` doubles the result of a run over one token.
     """
     rng = np.random.default_rng(0)
     held = {n: (rng.integers(-8, 8, (WORDS, WIDTH)) * SCALE).astype(np.float32) for n in ("q", "key", "value")}
@@ -60,8 +62,16 @@ def decoder(*, past_scale: float = 0.5, shift: bool = False, tokens: str | int =
         put("Unsqueeze", [places, "last"], ["own"]),
         put("Greater", ["numbers", "own"], ["after"]),
         put("Where", ["after", "none", "scores"], ["seen"]),
-        put("MatMul", ["seen", "present.value"], ["y"]),
+        put("MatMul", ["seen", "present.value"], ["y.own" if alone else "y"]),
     ]
+    if alone:
+        nodes += [
+            put("Shape", ["input_ids"], ["ids.axes"]),
+            put("Gather", ["ids.axes", "one"], ["ids.count"]),
+            put("Equal", ["ids.count", "one"], ["single"]),
+            put("Add", ["y.own", "y.own"], ["y.twice"]),
+            put("Where", ["single", "y.twice", "y.own"], ["y"]),
+        ]
     ids = [helper.make_tensor_value_info(n, TensorProto.INT64, ["N", tokens]) for n in ("input_ids", "position_ids")]
     caches = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", "P", WIDTH]) for n in STATE.values()]
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", *STATE)]
@@ -74,13 +84,13 @@ def decoder(*, past_scale: float = 0.5, shift: bool = False, tokens: str | int =
 def found(tmp_path: Any) -> Any:
     """Return the comparison of a model, with its states carried by a mapping."""
     rng = np.random.default_rng(1)
-    places = np.tile(np.arange(LENGTH), 6)
-    arrays = {"input_ids": rng.integers(0, WORDS, (6 * LENGTH, 1)), "position_ids": places[:, None]}
-    np.savez(tmp_path / "d.npz", **arrays, turn=np.repeat(np.arange(6), LENGTH))
-    inputs = [TensorInfo(n, (None, None), "int64") for n in arrays]
+    tokens, places = rng.integers(0, WORDS, (6, LENGTH)), np.tile(np.arange(LENGTH), (6, 1))
+    inputs = [TensorInfo(n, (None, None), "int64") for n in ("input_ids", "position_ids")]
     inputs += [TensorInfo(n, (None, None, WIDTH), "float32") for n in STATE.values()]
 
-    def compare(model: onnx.ModelProto, state: dict[str, str]) -> StepsPart | None:
+    def compare(model: onnx.ModelProto, state: dict[str, str], piece: int = 1) -> StepsPart | None:
+        arrays = {"input_ids": tokens.reshape(-1, piece), "position_ids": places.reshape(-1, piece)}
+        np.savez(tmp_path / "d.npz", **arrays, turn=np.repeat(np.arange(6), LENGTH // piece))
         session = Session(ir.from_proto(model))
         data = NpzDataset(path=str(tmp_path / "d.npz"), state=state, keys={"sequence": "turn"})
         splits = carry(data.splits(inputs, None, 0), inputs, session.run)
@@ -97,6 +107,17 @@ def test_steps_of_an_exact_decoder_are_its_prefill(found: Any) -> None:
     assert part["steps"] == 8 and part["differing"] == 0 and steps_warning(part) is None
     sizes = {row["output"]: row["elements"] for row in part["outputs"]}
     assert sizes == dict.fromkeys(("y", *STATE), 8 * WIDTH)
+
+
+def test_samples_of_several_tokens_are_compared_token_by_token_too(found: Any) -> None:
+    part = found(decoder(), STATE, 4)
+    assert part["steps"] == 3 and part["one_token"]["steps"] == LENGTH and part["one_token"]["differing"] == 0
+    part = found(decoder(alone=True), STATE, 4)
+    rows = {row["output"]: row["differing"] for row in part["one_token"]["outputs"]}
+    assert part["differing"] == 0 and rows["y"] > 0 and rows["present.key"] == 0
+    warning = steps_warning(part)
+    assert warning is not None and warning.startswith(f"{LENGTH} steps of one token with the cache differ")
+    assert "one_token" not in found(decoder(alone=True), STATE), "its samples are steps of one token"
 
 
 def test_a_decoder_of_single_tokens_has_no_prefill(found: Any) -> None:
