@@ -20,6 +20,7 @@ from quantpipe.hardware.storage import accumulators_of
 from quantpipe.lowering.fragments import TRANSPOSED, is_window
 from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
+from quantpipe.oprules.facts import product_terms
 from quantpipe.plan.bounds import bounded, reach
 from quantpipe.plan.saturating_pairs import largest_sum
 from quantpipe.realize import OWN
@@ -150,7 +151,7 @@ class Claims:
         self._raw[kernel.output] = numbers.bound
         by = "float64" if self._is_wide_product(kernel) else "int32"
         by = "float32" if numbers.exact_in_float32 else by
-        given = {"given": {"products": self.graph.shapes[kernel.operands[0].tensor][-1]}}
+        given = {"given": {"products": product_terms(self.graph.by_name[kernel.node], self.graph)}}
         found = given | self._sums(kernel.node, numbers.bound, None) | {"carried": {"by": by}}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 

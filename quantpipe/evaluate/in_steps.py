@@ -21,7 +21,7 @@ from quantpipe.data.recurrent_state import Run, SampleStep, StatefulSamples
 from quantpipe.data.subset import underlying
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
-from quantpipe.types import OneTokenPart, Samples, StepsPart, StepsRow
+from quantpipe.types import Samples, StepsPart, StepsRow
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,9 @@ def steps_and_prefill(session: Session, samples: Samples, most: int = STEPS) -> 
     if found is None:
         return None
     single = single_steps(steps, carried, session.run)
-    part = None if single is None else _compared(session, single, carried.state)
-    return {**found} if part is None else {**found, "one_token": part}
+    if single is not None and (part := _compared(session, single, carried.state)) is not None:
+        found["one_token"] = part
+    return found
 
 
 def single_steps(
@@ -95,7 +96,7 @@ def _token(array: Array, kind: _Along, before: int, place: int) -> Array:
     return array[:, : before + place + 1] if kind is _Along.ALL and array.ndim > 1 else array
 
 
-def _compared(session: Session, steps: Sequence[SampleStep], state: Mapping[str, str]) -> OneTokenPart | None:
+def _compared(session: Session, steps: Sequence[SampleStep], state: Mapping[str, str]) -> StepsPart | None:
     """Return how steps differ from one run over their tokens; None where the model takes no such run."""
     feeds = joined_feeds(steps, state)
     if feeds is None:
@@ -116,7 +117,7 @@ def _compared(session: Session, steps: Sequence[SampleStep], state: Mapping[str,
 def steps_warning(part: StepsPart | None) -> str | None:
     """Return the sentence about steps that give something else than the prefill."""
     inside = None if part is None else part.get("kernels")
-    found: OneTokenPart | StepsPart | None = part
+    found = part
     kind = ""
     if part is not None and not part["differing"]:
         found, kind = part.get("one_token"), " of one token"
@@ -130,8 +131,9 @@ def steps_warning(part: StepsPart | None) -> str | None:
         named += f"; the first kernel that differs is {inside['differing'][0]}"
     return (
         f"{found['steps']} steps{kind} with the cache differ from one run over the same tokens: {named}. "
-        "If each sample is one token, no mask has a range: give samples of several tokens (dataset.cut). Sums in float depend on the "
-        "number of rows; other differences come from positions, masks or scales that depend on it"
+        "If each sample is one token, no mask has a range: give samples of several tokens (dataset.cut). "
+        "Sums in float depend on the number of rows; "
+        "other differences come from positions, masks or scales that depend on it"
     )
 
 

@@ -26,7 +26,8 @@ def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Grap
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))
         value.shape = ir.Shape(graph.shapes[name] if _is_counted(graph, name) else [None] * len(graph.shapes[name]))
     found = view(copy, graph.model_hash, graph.source)
-    return replace(found, shapes=graph.shapes, dtypes=graph.dtypes, varying=graph.varying, largest=graph.largest)
+    kept = {name: getattr(graph, name) for name in ("shapes", "dtypes", "varying", "open_axes", "largest")}
+    return replace(found, **kept)
 
 
 def _is_counted(graph: Graph, name: str) -> bool:

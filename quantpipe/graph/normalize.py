@@ -57,7 +57,16 @@ def with_varying(graph: Graph, feeds: Feeds) -> Graph:
     """Return the graph that also knows which tensors are of another shape for another sample (`feeds` `[N, ...]`)."""
     values = _tensors(graph, feeds)
     varying = {name for name, value in values.items() if _shape(value)[1:] != graph.shapes[name][1:]}
-    return replace(graph, varying=graph.varying | varying)
+    axes = {name: _differing_axes(_shape(values[name]), graph.shapes[name]) for name in varying}
+    known = {name: found | graph.open_axes.get(name, frozenset()) for name, found in axes.items()}
+    return replace(graph, varying=graph.varying | varying, open_axes={**graph.open_axes, **known})
+
+
+def _differing_axes(shape: tuple[int, ...], other: tuple[int, ...]) -> frozenset[int]:
+    """Return the axes of two sizes, that of samples aside; all where the numbers of axes differ."""
+    if len(shape) != len(other):
+        return frozenset(range(len(other)))
+    return frozenset(a for a, (own, old) in enumerate(zip(shape, other, strict=True)) if a and own != old)
 
 
 def _shape(value: object) -> tuple[int, ...]:

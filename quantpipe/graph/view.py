@@ -24,7 +24,7 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.types import Imported, TensorInfo
 
 MS_DOMAIN = "com.microsoft"
-SENT = ("inputs", "outputs", "notes", "varying", "states", "alone", "selected", "halves", "file_bytes")
+SENT = ("inputs", "outputs", "notes", "varying", "open_axes", "states", "alone", "selected", "halves", "file_bytes")
 """Fields of a graph that go to another process as they are."""
 MAX_BATCH = 64
 BATCH_BYTES = 40 << 20
@@ -95,6 +95,8 @@ class Graph:
     dtypes: Mapping[str, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     varying: frozenset[str] = frozenset()
+    open_axes: Mapping[str, frozenset[int]] = field(default_factory=dict, repr=False)
+    """Varying tensor -> its axes of other sizes, as samples show them; all axes of a varying tensor without entry."""
     states: frozenset[str] = frozenset()
     alone: bool = False
     """Whether the model runs on one sample at a time, though its batch is free."""
@@ -110,6 +112,11 @@ class Graph:
     """The model before its recurrent layers were written as steps or loops; None where there are none."""
     file_bytes: int = 0
     """The bytes of the user's file and its external data; 0 for a graph that was made in memory."""
+
+    def is_open(self, tensor: str, axis: int) -> bool:
+        """Return whether an axis (negative: from the last) may have another size for another sample."""
+        rank = len(self.shapes[tensor])
+        return tensor in self.varying and axis % rank in self.open_axes.get(tensor, range(rank))
 
     @property
     def timed(self) -> ir.Model:

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule
-from quantpipe.oprules.rows import LONGEST_ROWS, row_count
+from quantpipe.oprules.facts import product_terms
+from quantpipe.oprules.rows import LONGEST_ROWS, NEVER_ZERO, is_open_row, longest_row
 from quantpipe.types import AddInputs, FunctionKind, HardwareSpec, OpSignature
 
 Check = Callable[[int | str, str], bool]
@@ -87,7 +88,7 @@ def choose_signature(
             or refused.get(signature)
             or refusal(signature, node, graph, rule)
             or _too_wide(spec, node, graph, rule)
-            or _too_long(spec, signature, node, graph)
+            or _too_long(spec, signature, node, graph, rule)
         )
         if why is None:
             return (None, preferred) if preferred else (signature, "")
@@ -107,7 +108,7 @@ def integer_signatures(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRul
         and _signs(spec, s, node, graph, rule=rule) is None
         and refusal(s, node, graph, rule) is None
         and _too_wide(spec, node, graph, rule) is None
-        and _too_long(spec, s, node, graph) is None
+        and _too_long(spec, s, node, graph, rule) is None
     )
 
 
@@ -134,13 +135,26 @@ def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str
     return f"it pads by {pad}, {spec.name} pads by at most {spec.pad.max} (pad.max)"
 
 
-def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph) -> str | None:
+def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Return why a row has more elements than the sums of the function's form hold for any values, or None."""
-    kind = spec.function_of(signature, node.op)
-    most = LONGEST_ROWS.get((kind, node.op, signature.input(0).bits)) if kind is not None else None
-    if most is None or (count := row_count(node, graph)) <= most:
+    if rule.family is Family.ACCUMULATE and rule.weight_of(node, graph) is None:
+        return _beyond_sums(spec, signature, node, graph)
+    kind, bits = spec.function_of(signature, node.op), signature.input(0).bits
+    if (kind, node.op, bits) in NEVER_ZERO and is_open_row(node, graph):
+        return f"its rows may have another length, and the {kind} form of {bits} bits counts elements that a mask hides"
+    most = LONGEST_ROWS.get((kind, node.op, bits)) if kind is not None else None
+    if most is None or (count := longest_row(node, graph, kind, bits)) <= most:
         return None
     return f"a row has {count} elements, and the sums of its exponentials in int32 hold {most} (functions: {kind})"
+
+
+def _beyond_sums(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph) -> str | None:
+    """Return why accumulators may not hold sums of a length that the model leaves open, or None."""
+    terms, accumulator = product_terms(node, graph), signature.accumulator or spec.accumulator
+    most = terms << (signature.input(0).bits + signature.input(1).bits)
+    if terms == graph.shapes[node.inputs[0]][-1] or most <= accumulator.qmax + 1:
+        return None
+    return f"its sums have another length for another sample, and {accumulator.width} bits do not hold {terms:,} terms"
 
 
 def has_float(spec: HardwareSpec, op: str) -> bool:

@@ -12,6 +12,9 @@ from quantpipe.oprules.rule import Facts
 
 INF = float("inf")
 
+LONGEST_SUM = 1 << 15
+"""The terms of a sum whose length the model leaves open, such as positions of a cache: int32 holds them of 8 bits."""
+
 
 def _input(node: Node, port: int) -> str:
     return node.inputs[port] if port < len(node.inputs) else ""
@@ -88,9 +91,14 @@ def matmul_refuses(node: Node, graph: Graph) -> str | None:
         return "its left side is constant"
     if min(len(graph.shapes[t]) for t in node.inputs) < 2:
         return "one side is a vector"
-    if not graph.is_constant(weight) and not graph.varying.isdisjoint(node.inputs):
-        return "the shapes of its operands vary with the sample, so its sums have no bound"
     return "its constant is not a matrix" if graph.is_constant(weight) and len(graph.shapes[weight]) != 2 else None
+
+
+def product_terms(node: Node, graph: Graph) -> int:
+    """Return how many terms a sum of a product of two activations has at most."""
+    a, b = node.inputs[:2]
+    size = int(graph.shapes[a][-1])
+    return max(size, LONGEST_SUM) if graph.is_open(a, -1) or graph.is_open(b, -2) else size
 
 
 def matmul_facts(node: Node, graph: Graph) -> Facts:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.facts import LONGEST_SUM
 from quantpipe.oprules.rule import Facts
 from quantpipe.types import FunctionKind
 
@@ -23,6 +24,10 @@ LONGEST_ROWS: Mapping[tuple[FunctionKind, str, int], int] = MappingProxyType(
 
 Each exponential is at most 1, which is 2^19 in Q12.19, and 2^15 - 1 in Q0.15.
 """
+
+
+NEVER_ZERO = frozenset({(FunctionKind.TFLITE, "Softmax", 16)})
+"""Forms, ops and bits whose smallest exponential is above 0 (exp(-10) in Q0.15 is 1): hidden elements are counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +85,30 @@ def row_count(node: Node, graph: Graph) -> int:
     return prod(shape[a] for a in row_axes(node, graph))
 
 
+def is_open_row(node: Node, graph: Graph) -> bool:
+    """Return whether rows may have another length for another sample."""
+    return any(graph.is_open(node.inputs[0], axis) for axis in row_axes(node, graph))
+
+
+def longest_row(node: Node, graph: Graph, kind: FunctionKind | None = None, bits: int = 0) -> int:
+    """Return how many elements a row has at most: where the model leaves that open, as many as its sums hold."""
+    count = row_count(node, graph)
+    if not is_open_row(node, graph):
+        return count
+    most = LONGEST_ROWS.get((kind, node.op, bits), LONGEST_SUM) if kind is not None else LONGEST_SUM
+    return max(count, min(most, LONGEST_SUM))
+
+
+def softmax_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Softmax cannot run in integers, or None: its rows may have any length that its sums hold."""
+    return "its input is constant" if graph.is_constant(node.inputs[0]) else None
+
+
 def row_refuses(node: Node, graph: Graph) -> str | None:
     """Return why a function of rows cannot run in integers, or None."""
     if graph.is_constant(node.inputs[0]):
         return "its input is constant"
-    if node.inputs[0] in graph.varying:
+    if is_open_row(node, graph):
         return "its rows may have another length for another sample, so its sums have no bound"
     if node.op == "LpNormalization" and int(node.attr("p", 2)) != 2:
         return "it divides by a sum of magnitudes (p = 1), of which no integer form is written"

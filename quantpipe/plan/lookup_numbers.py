@@ -6,6 +6,7 @@ import numpy as np
 
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
+from quantpipe.oprules.facts import product_terms
 from quantpipe.plan.bounds import refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.formulas import FORMULAS, OF_BYTES, Formula
@@ -31,8 +32,8 @@ def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
             "pairs of its products can saturate on x86 without VNNI, and which ones depends on both activations; give "
             "one of them 7 bits, use hardware.isa=vnni",
         )
-    depth = builder.graph.shapes[a.tensor][-1]
-    bound = depth * builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
+    terms = product_terms(builder.graph.by_name[kernel.node], builder.graph)
+    bound = terms * builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
     refuse_overflow(builder, kernel, bound)
     if bound > (MOST_WIDE if wide else DType.INT32.qmax):
         raise _refused(kernel, f"its sums may reach {bound}, its kernels add in {'float64' if wide else 'int32'}")

@@ -134,7 +134,6 @@ from quantpipe.types.sample_rows import (
     GroupRow,
     KernelStepsPart,
     NextTokensPart,
-    OneTokenPart,
     StepsPart,
     StepsRow,
     WorstSampleRow,

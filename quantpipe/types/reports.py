@@ -231,7 +231,8 @@ class OptionalParts(TypedDict, total=False):
     free_running: ModelMetrics
     # only if the carried state is a cache that grows: the first `steps` of a sequence (at most 8), compared with one
     # run over the same tokens. `differing` elements in all; `outputs`: row per output with `output`, `elements`,
-    # `differing`, `largest` (difference). `kernels`: number of `equal` kernels, and names of the `differing` ones (at
+    # `differing`, `largest` (difference). `one_token`: the same of steps of one token (at most 48), if samples have
+    # several. `kernels`: number of `equal` kernels, and names of the `differing` ones (at
     # most 8). `unmatched`: number of kernels whose axes do not show which rows a step computes. `by_samples`: nodes
     # whose scale follows from all rows of a run
     steps: StepsPart

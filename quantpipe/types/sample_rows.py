@@ -132,14 +132,6 @@ class KernelStepsPart(TypedDict):
     by_samples: list[str]
 
 
-class OneTokenPart(TypedDict):
-    """The comparison of steps of one token with one run over the same tokens."""
-
-    steps: int
-    differing: int
-    outputs: list[StepsRow]
-
-
 class StepsPart(TypedDict):
     """The comparison of the first steps of a sequence with one run over the same tokens.
 
@@ -149,7 +141,7 @@ class StepsPart(TypedDict):
     steps: int
     differing: int
     outputs: list[StepsRow]
-    one_token: NotRequired[OneTokenPart]
+    one_token: NotRequired[StepsPart]
     kernels: NotRequired[KernelStepsPart]
 
 

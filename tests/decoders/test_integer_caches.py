@@ -21,6 +21,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.hardware.load import load_hardware
 from quantpipe.lowering import Rendered
+from quantpipe.oprules.facts import LONGEST_SUM
 from quantpipe.types import HardwareSpec
 from quantpipe.verify.check import verify_folder
 from tests.decoders import nets
@@ -59,6 +60,24 @@ def realized(here: Line, form: str | None = None) -> Rendered:
 
 def proto(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
+
+
+@pytest.mark.parametrize("name", ["npu_w8a16", "qnn_htp"])
+def test_an_attention_over_any_number_of_positions_runs_in_integers(name: str, lines: Any) -> None:
+    here = lines(name)
+    kept = {n.op for n in here.graph.nodes if n.name in here.topology.float_nodes}
+    assert {"MatMul", "Softmax"}.isdisjoint(kept)
+    products = [n for n in here.graph.nodes if n.op == "MatMul" and not here.graph.is_constant(n.inputs[1])]
+    plan = here.plan(16)
+    bounds = [plan.kernels[n.name].bound for n in products]
+    assert len(bounds) == 2 * nets.LAYERS and bounds[1] >= bounds[0] * LONGEST_SUM // nets.SIZE // 4
+
+
+def test_a_softmax_that_counts_hidden_elements_takes_no_rows_of_open_length(lines: Any) -> None:
+    spec = hardware("npu_w8a16")
+    only = {**spec.ops, "Softmax": spec.ops["Softmax"][:1]}
+    kept = lines("npu_w8a16", spec=replace(spec, ops=only)).topology.float_nodes
+    assert any("counts elements that a mask hides" in reason.text for reason in kept.values())
 
 
 @pytest.mark.sliced(5)

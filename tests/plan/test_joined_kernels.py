@@ -14,8 +14,9 @@ from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.session_options import INT8_KERNELS
+from quantpipe.oprules.facts import LONGEST_SUM
 from quantpipe.simulate.simulator import bind
-from quantpipe.types import Accumulate, DType, QuantPlan, Sum
+from quantpipe.types import Accumulate, Accumulator, DType, QuantPlan, Sum
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load
 
 
@@ -228,11 +229,24 @@ def test_products_of_unsigned_activations_on_avx2_are_widened_first_and_not_refu
     assert "mid" in line(net, with_ops("ort_cpu", rows, isa="avx2")).plan(8).kernels
 
 
-def test_products_of_activations_whose_shape_varies_are_refused() -> None:
-    made = line(attention(), "ort_cpu")
-    varying = line(replace(made.graph, varying=frozenset({"query_out"})), "ort_cpu", samples=made.samples)
-    assert "vary with the sample" in varying.topology.float_nodes["mid"].text
-    assert "query" in varying.topology.kernel_of
+def test_sums_of_open_length_are_bounded_by_as_many_terms_as_int32_holds() -> None:
+    """A product whose summed axis is open is planned for 32,768 terms; one with other open axes for its own."""
+    made = line(attention(), "tflite_int8")
+    bounds = []
+    for axes in ({1}, {2}):
+        graph = replace(made.graph, varying=frozenset({"query_out"}), open_axes={"query_out": frozenset(axes)})
+        bounds.append(line(graph, "tflite_int8", samples=made.samples).plan(8).kernels["mid"].bound)
+    terms = made.graph.shapes["query_out"][-1]
+    assert bounds[0] == made.plan(8).kernels["mid"].bound and bounds[1] * terms == bounds[0] * LONGEST_SUM
+
+
+def test_sums_of_open_length_that_an_accumulator_cannot_hold_stay_in_float() -> None:
+    made = line(attention(), "tflite_int8")
+    graph = replace(made.graph, varying=frozenset({"query_out"}))
+    spec = replace(hardware("tflite_int8"), accumulator=Accumulator(bits=24))
+    kept = line(graph, spec, samples=made.samples).topology
+    assert "24 bits do not hold 32,768 terms" in kept.float_nodes["mid"].text
+    assert "query" in kept.kernel_of
 
 
 def test_fixed_point_says_how_it_forms_a_function() -> None:

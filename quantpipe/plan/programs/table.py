@@ -13,7 +13,7 @@ from quantpipe.arrays import Ints
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.oprules.geometry import window_counts, window_elements
-from quantpipe.oprules.rows import is_mean, local_response, normalization, row_axes, row_count
+from quantpipe.oprules.rows import is_mean, local_response, longest_row, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.division import quotient
@@ -64,14 +64,14 @@ def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
 
 def _tflite_softmax(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
-    axes, count = row_axes(node, builder.graph), row_count(node, builder.graph)
+    axes, count = row_axes(node, builder.graph), longest_row(node, builder.graph, FunctionKind.TFLITE, data.dtype.bits)
     return tflite_softmax(writer, data, builder.quantizers[kernel.output], axes, count=count), None
 
 
 def _divided_softmax(exponentials: Callable[[float, int], Ints], rounding: Rounding = Rounding.FLOOR) -> Maker:
     def make(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
         node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
-        axes, count = row_axes(node, builder.graph), row_count(node, builder.graph)
+        axes, count = row_axes(node, builder.graph), longest_row(node, builder.graph)
         out, scale = builder.quantizers[kernel.output], float(data.scale)
         entries = partial(exponentials, scale)
         return divided_softmax(writer, out, entries, axes, count=count, rounding=rounding), None
@@ -81,7 +81,7 @@ def _divided_softmax(exponentials: Callable[[float, int], Ints], rounding: Round
 
 def _log_softmax(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
-    return log_softmax(writer, data, row_axes(node, builder.graph), count=row_count(node, builder.graph))
+    return log_softmax(writer, data, row_axes(node, builder.graph), count=longest_row(node, builder.graph))
 
 
 def _differences(span: int) -> Ints:

@@ -138,9 +138,16 @@ class Writer:
         old = self._graph
         found = view(self._model, old.model_hash, old.source, old.notes, given=old.given)
         varying = old.varying | {copy for copy, tensor in self._copies.items() if tensor in old.varying}
+        copied = {copy: old.open_axes[tensor] for copy, tensor in self._copies.items() if tensor in old.open_axes}
         largest = {**old.largest, **{copy: old.largest.get(tensor, 0.0) for copy, tensor in self._copies.items()}}
         return replace(
-            found, shapes=self._shapes, dtypes=self._dtypes, varying=varying, states=old.states, largest=largest
+            found,
+            shapes=self._shapes,
+            dtypes=self._dtypes,
+            varying=varying,
+            open_axes={**old.open_axes, **copied},
+            states=old.states,
+            largest=largest,
         )
 
     def _added(self, name: str, array: NDArray[Any]) -> ir.Value:

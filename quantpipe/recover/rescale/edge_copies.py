@@ -47,7 +47,8 @@ def with_edge_copies(graph: Graph, spec: HardwareSpec, schema: Schema, options: 
     if not copies:
         return graph
     made = writer.graph()
-    changed = {name: getattr(made, name) for name in ("model", "nodes", "shapes", "dtypes", "varying", "largest")}
+    names = ("model", "nodes", "shapes", "dtypes", "varying", "open_axes", "largest")
+    changed = {name: getattr(made, name) for name in names}
     return replace(graph, **changed, model_hash=fixed_hash(graph.model_hash, {KEY: copies}), as_given=graph.timed)
 
 
