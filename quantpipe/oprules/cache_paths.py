@@ -1,8 +1,9 @@
 """Find the caches of a decoder: inputs that new keys or values are joined to, and that leave as outputs.
 
 A path of ops that move values leads from the input to the output. A Concat on it joins the past with the new positions;
-a Slice after it makes a ring of fixed length, which forgets its oldest positions. A ScatterND or TensorScatter on it
-writes the new positions into a cache of fixed length. An attention multiplies the result, directly or after moves.
+a Slice after it makes a ring of fixed length, which forgets its oldest positions. A ScatterND, ScatterElements or
+TensorScatter on it writes the new positions into a cache of fixed length. An attention multiplies the result, directly
+or after moves.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def top_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def scatter_refuses(node: Node, graph: Graph) -> str | None:
-    """Return why a ScatterND cannot run in integers (it combines values with those in their places), or None."""
+    """Return why a ScatterND or ScatterElements cannot run in integers (it combines new values with old), or None."""
     how = node.attr("reduction", "none")
     return None if how == "none" else f"it combines new values with those in their places (reduction={how})"
 

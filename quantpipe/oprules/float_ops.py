@@ -78,7 +78,7 @@ FLOAT_OPS: Mapping[str, str] = {
         "it computes truth values or bits",
     ),
     **dict.fromkeys(
-        ("ScatterElements", "Scatter", "GatherND", "GatherElements", "ReverseSequence", "Trilu"),
+        ("Scatter", "GatherND", "GatherElements", "ReverseSequence", "Trilu"),
         "its places are computed at run time; no integer form of it is written",
     ),
 }  # fmt: skip

@@ -11,7 +11,7 @@ SELECTING = ("Where", "Max", "Min")
 JOINING = ("Concat",)
 """Ops whose result holds all values of each operand."""
 
-WRITING = ("ScatterND", "TensorScatter")
+WRITING = ("ScatterND", "ScatterElements", "TensorScatter")
 """Ops whose result holds the values of their first operand, with others in some places."""
 
 OF_SHAPES = ("Shape", "Size")

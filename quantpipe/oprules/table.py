@@ -107,6 +107,7 @@ _OWN: Mapping[str, OpRule] = {
     "TopK": OpRule(Family.MOVE, refuse=f.top_refuses),
     "Concat": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT),
     "ScatterND": OpRule(Family.MOVE, data=(0, 2), winner=Winner.OUTPUT, refuse=f.scatter_refuses),
+    "ScatterElements": OpRule(Family.MOVE, data=(0, 2), winner=Winner.OUTPUT, refuse=f.scatter_refuses),
     "TensorScatter": OpRule(Family.MOVE, data=(0, 1), winner=Winner.OUTPUT),
     "Max": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, selects=True, refuse=f.extreme_refuses),
     "Min": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, selects=True, refuse=f.extreme_refuses),

@@ -64,7 +64,7 @@ def gather(call: Call) -> Tensor:
 
 
 def scatter_refuses(node: Node) -> str | None:
-    """Return why a ScatterND is not supported."""
+    """Return why a ScatterND or ScatterElements is not supported."""
     how = node.attr("reduction", "none")
     return None if how == "none" else f"its reduction is {how}"
 
@@ -73,6 +73,13 @@ def scatter(call: Call) -> Tensor:
     """Return the first operand with other rows at some places; negative places count from the end."""
     x, places, rows = call[0], call[1], call[2]
     return x.index_put(tuple(places.unbind(-1)), rows)
+
+
+def scatter_elements(call: Call) -> Tensor:
+    """Return the first operand with other elements at places along an axis; negative places count from the end."""
+    x, places, new = call[0], call[1], call[2]
+    axis = call.attr("axis", 0) % x.dim()
+    return x.scatter(axis, torch.where(places < 0, places + x.shape[axis], places).to(torch.int64), new)
 
 
 def tensor_scatter(call: Call) -> Tensor:

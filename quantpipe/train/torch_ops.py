@@ -206,6 +206,7 @@ FLOAT_ROWS: Mapping[str, FloatOp] = {
     "Slice": FloatOp(m.slices, numbers=frozenset({1, 2, 3, 4}), inputs=5),
     "Gather": FloatOp(m.gather, _AXIS, inputs=2),
     "ScatterND": FloatOp(m.scatter, frozenset({"reduction"}), m.scatter_refuses, inputs=3),
+    "ScatterElements": FloatOp(m.scatter_elements, frozenset({"axis", "reduction"}), m.scatter_refuses, inputs=3),
     "TensorScatter": FloatOp(m.tensor_scatter, frozenset({"axis", "mode"}), inputs=3),
     "Reshape": FloatOp(m.reshape, frozenset({"allowzero"}), numbers=_FIRST, inputs=2),
     "Flatten": FloatOp(m.flatten, _AXIS),

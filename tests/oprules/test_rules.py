@@ -165,5 +165,5 @@ def test_multipliers_of_averages(s_x: float, s_y: float, count: int) -> None:
 
 def test_same_scale_ops_have_one_winner_each() -> None:
     winners = {op: r.winner for op, r in OP_RULES.items() if r.family is Family.MOVE}
-    joining = {"Concat", "Max", "Min", "Where", "ScatterND", "TensorScatter"}
+    joining = {"Concat", "Max", "Min", "Where", "ScatterND", "ScatterElements", "TensorScatter"}
     assert {op for op, winner in winners.items() if winner == "output"} == joining

@@ -229,6 +229,10 @@ def moves() -> Iterator[Case]:
     yield Case("Gather", [ROWS, np.int32([1, 1])])
     yield Case("ScatterND", [ROWS, np.int64([[1], [0]]), normal(2, *ROWS.shape[1:])], {"reduction": "none"})
     yield Case("ScatterND", [ROWS, np.int64([[[1, -1]], [[0, 2]]]), normal(2, 1, *ROWS.shape[2:])])
+    yield Case(
+        "ScatterElements", [ROWS, np.zeros((1, *ROWS.shape[1:]), np.int64), ROWS[1:2] + 1], {"reduction": "none"}
+    )
+    yield Case("ScatterElements", [ROWS, np.full((*ROWS.shape[:2], 1), -1), ROWS[:, :, :1] + 1], {"axis": -1})
     yield Case("TensorScatter", [MAP, MAP[:, :, :2] + 1, np.arange(len(MAP)) % 3], opset=24)
     yield Case("TensorScatter", [MAP, MAP[..., :3] + 1, i(*[MAP.shape[3] - 1] * len(MAP))],
                {"axis": 3, "mode": "circular"}, opset=24)  # fmt: skip

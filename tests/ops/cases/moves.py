@@ -116,6 +116,16 @@ def scatter(net: Net) -> None:
 
 
 @case
+def scatter_elements(net: Net) -> None:
+    """Elements of one map take the place of elements of another, along the axis of columns."""
+    x = net.input(None, 3, 8, 8)
+    front, other = net.conv(x, 3, 6, 3, 3, pads=[1, 1, 1, 1]), net.conv(x, 3, 6, 8, 7, pads=[0, 0, 7, 0])
+    places = net.constant(np.broadcast_to(np.int64([5, -7]), (1, 6, 8, 2)).copy())
+    back_of(net, net.node("ScatterElements", front, places, other, name="mid", axis=3))
+    net.fix_batch(1)
+
+
+@case
 def tensor_scatter(net: Net) -> None:
     """Columns of one map take the place of columns of another, from a position on."""
     net._opset = 24
