@@ -162,7 +162,7 @@ def joined_feeds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[
 
 
 def _kinds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, _Along] | None:
-    """Return what the second axis of each input counts; None where that of one is not known."""
+    """Return what the second axis of each input counts; nothing where an input's axis fits no count."""
     carried, sizes = set(state.values()), [sizes_of(step, state) for step in steps]
     found = {}
     for name, first in steps[0].feeds.items():

@@ -63,7 +63,7 @@ def with_varying(graph: Graph, feeds: Feeds) -> Graph:
 
 
 def _differing_axes(shape: tuple[int, ...], other: tuple[int, ...]) -> frozenset[int]:
-    """Return the axes of two sizes, that of samples aside; all where the numbers of axes differ."""
+    """Return the axes whose sizes differ, without the axis of samples; all axes where their numbers differ."""
     if len(shape) != len(other):
         return frozenset(range(len(other)))
     return frozenset(a for a, (own, old) in enumerate(zip(shape, other, strict=True)) if a and own != old)
