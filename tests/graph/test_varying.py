@@ -23,6 +23,8 @@ def test_tensors_that_follow_the_sample(tmp_path: Path) -> None:
     assert with_varying(graph, feeds[1]).varying == frozenset()
     varying = with_varying(graph, feeds[2])
     assert varying.varying == {"wave", "c1", "r1", "c2", "r2"}
+    assert varying.is_open("wave", -1) and varying.is_open("c1", 2)
+    assert not varying.is_open("c1", 1) and not varying.is_open("p", 2)
     assert "another number of elements" in str(rule.refuse(pool, varying))
     part = part_of(varying, ["r1"], ["p"])
     assert [i.shape for i in part.inputs] == [(None, None, None)]
