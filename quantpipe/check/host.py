@@ -6,6 +6,8 @@ onnxruntime's exact kernels there.
 
 from __future__ import annotations
 
+import numpy as np
+
 from quantpipe.graph.view import Graph
 from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs
 from quantpipe.types import HardwareSpec, Isa, QuantPlan, Topology
@@ -15,7 +17,7 @@ def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: Hardwa
     """Return a sentence where kernels of a model for onnxruntime's CPUs would saturate on some of them; else None."""
     nodes = kernels_with_wide_pairs(graph, topology, plan) if spec.runs_here else []
     if not nodes:
-        return _stored_unsigned(plan) if spec.isa is Isa.ANY else None
+        return _stored_unsigned(topology, plan) if spec.isa is Isa.ANY else None
     more = len(nodes) - 1
     first = nodes[0] + (f" and {more} other{'s' if more > 1 else ''}" if more else "")
     return (
@@ -25,7 +27,7 @@ def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: Hardwa
     )
 
 
-def _stored_unsigned(plan: QuantPlan) -> str | None:
+def _stored_unsigned(topology: Topology, plan: QuantPlan) -> str | None:
     """Name the kernels whose given integers are exact everywhere as uint8 only, and the price of that."""
     rows = [row for row in plan.raised if row["reason"].endswith(UNSIGNED)]
     if not rows:
@@ -35,5 +37,15 @@ def _stored_unsigned(plan: QuantPlan) -> str | None:
         f"int8 weights of {rows[0]['node']}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''} would "
         f"saturate in int16 on x86 processors without VNNI ({channels} channels). They are stored as uint8 with zero "
         "point 128: the same integers everywhere, in slower kernels. To keep int8, use hardware.isa=vnni. To let "
-        "quantpipe choose weights that do not saturate, use import.keep=scales"
+        f"quantpipe choose weights that do not saturate, {_remedy(topology, plan, rows[0]['tensor'])}"
     )
+
+
+def _remedy(topology: Topology, plan: QuantPlan, tensor: str) -> str:
+    """Return what makes the integers of a weight free: they are the model's, have zero points, or are recovered."""
+    site = topology.weight_of[tensor]
+    if site.frozen or site.fixed is not None:
+        return "use import.keep=scales"
+    if np.any(plan.weights[tensor].zero_point != 1 << 7):
+        return "use a schema with symmetric weights"
+    return "search and recover again with this hardware file"

@@ -14,7 +14,7 @@ from quantpipe.explain.advice_order import SPLIT, ordered
 from quantpipe.explain.advice_row import MeasuredLoss
 from quantpipe.explain.error_attribution import per_channel_names
 from quantpipe.explain.faults import name_faults, name_reasons
-from quantpipe.explain.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
+from quantpipe.explain.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports, saturating
 from quantpipe.explain.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
 from quantpipe.explain.foreign_rows import foreign_rows, sums_of
 from quantpipe.explain.sensitivity import AloneMeasure
@@ -160,6 +160,13 @@ def _doubts(read: _Read, judge: FakeQuantized, now: MeasuredLoss, before: Measur
         said.append(
             f"as onnxruntime runs the file it loses {now.loss:.4g}, and its scales and integers alone lose "
             f"{before.loss:.4g}. The rest comes from {why}, and other scales do not fix it"
+        )
+    if rows := saturating(read.inputs.graph, found):
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        said.append(
+            f"on x86 processors without VNNI, pairs of products of {rows[0][0]}{more} can saturate in int16 "
+            f"({sum(channels for _, channels in rows)} channels): a default session loses more there. All losses here "
+            "are measured with exact sums"
         )
     if found.unread:
         shown = ", ".join(found.unread[:3]) + (f" and {len(found.unread) - 3} more" if len(found.unread) > 3 else "")

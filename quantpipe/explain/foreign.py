@@ -19,8 +19,10 @@ from quantpipe.explain.paired import Pairing, paired
 from quantpipe.explain.sensitivity import Exchanged, QuantizedParts
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.session_options import INT8_KERNELS, carried
+from quantpipe.graph.session_options import EXACT_PAIRS, INT8_KERNELS, carried
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import Family, rule_of
+from quantpipe.plan import channels_of_file
 from quantpipe.types import AccumulatorRow, DType, GivenWeight, Imported, ImportedGrid, Quantizer
 
 SHORT_BITS = 16
@@ -156,6 +158,28 @@ def accumulators(original: Graph, found: Foreign) -> list[AccumulatorRow]:
                 "overflowed": None,
             }
         )
+    return rows
+
+
+def saturating(original: Graph, found: Foreign) -> list[tuple[str, int]]:
+    """Return the nodes whose pairs of uint8 x int8 products can saturate in int16, with the number of such channels.
+
+    None where the file itself asks for exact sums.
+    """
+    given = found.given
+    if given.runnable is not None and EXACT_PAIRS.items() <= carried(given.runnable).items():
+        return []
+    rows = []
+    for node in original.nodes:
+        rule = rule_of(node)
+        weight = next((found.weights[t] for t in node.inputs if t in found.weights), None)
+        data = next((found.numbers.quantizers[t] for t in node.inputs if t in found.numbers.quantizers), None)
+        if rule is None or rule.family is not Family.ACCUMULATE or weight is None or weight.block is not None:
+            continue
+        if data is None or data.dtype is not DType.UINT8 or weight.grid.dtype is not DType.INT8:
+            continue
+        if channels := channels_of_file(node, weight.values, rule.channel_axis(node, original)):
+            rows.append((node.name, channels))
     return rows
 
 

@@ -12,8 +12,9 @@ from quantpipe.artifacts import damage, digest_json, read_json, read_npz, read_o
 from quantpipe.artifacts.encode import digest_arrays
 from quantpipe.errors import ArtifactError
 from quantpipe.pipeline.candidate_weights import rounded
-from quantpipe.pipeline.carry_strategy import carried, is_foreign
+from quantpipe.pipeline.carry_strategy import NAMED, carried, is_foreign
 from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.strategy_file import MOST, read_strategy, results_of, strategy_payload
 from quantpipe.pipeline.trial import replayed_trial
@@ -147,6 +148,8 @@ def _read(context: RunContext, path: Path, *, finished: bool = False) -> SearchD
     )
     report, rectified, recovery = results_of(payload, str(path))
     found = SearchDecision(strategy, report, rectified)
+    if settings.command == "replay" and notes is None:
+        found = _with_other_settings(context, path, found)
     if forced:
         left = ", and its recovered weights are left out" if recovery.get("weights") else ""
         context.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
@@ -162,7 +165,32 @@ def _read(context: RunContext, path: Path, *, finished: bool = False) -> SearchD
         if recovery.get("weights")
         else NO_OVERRIDES
     )
-    return SearchDecision(found.strategy, found.report, found.rectified, overrides, recovery)
+    return replace(found, overrides=overrides, recovery=recovery)
+
+
+def _with_other_settings(context: RunContext, path: Path, decision: SearchDecision) -> SearchDecision:
+    """Return the decision, with a note where the hardware file had the same name and other fields."""
+    origin = read_origin(path)
+    then = None if origin is None else origin.config.get("hardware")
+    if origin is None or not isinstance(then, Mapping):
+        return decision
+    here = replace(origin, config={"hardware": part(context.settings, "hardware")})
+    differing = here.differences(replace(origin, config={"hardware": then}))
+    if not differing:
+        return decision
+    note = (
+        f"{path} was made for {context.settings.spec.name} with other settings: {'; '.join(differing[:NAMED])}. Ranges "
+        "and bits are the file's; scales and integers follow the settings here, and recovered weights keep their "
+        "integers"
+    )
+    return _noted(context, decision, note)
+
+
+def _noted(context: RunContext, decision: SearchDecision, note: str) -> SearchDecision:
+    """Warn, and return the decision with the warning among its notes."""
+    context.console.warn(note)
+    report = cast("SearchReport", {**decision.report, "notes": [*decision.report.get("notes", []), note]})
+    return replace(decision, report=report)
 
 
 def _from_elsewhere(
@@ -172,10 +200,7 @@ def _from_elsewhere(
     if recovered:
         notes = [*notes, "its recovered weights are left out: they are integers of its own scales"]
     said = "; ".join(notes) if notes else "all its numbers fit"
-    note = f"{path} was made for another device or schema: {said}"
-    context.console.warn(note)
-    report = cast("SearchReport", {**decision.report, "notes": [*decision.report.get("notes", []), note]})
-    return replace(decision, report=report)
+    return _noted(context, decision, f"{path} was made for another device or schema: {said}")
 
 
 def _as_searched(context: RunContext, path: Path, decision: SearchDecision) -> Overrides:

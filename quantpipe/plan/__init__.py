@@ -11,9 +11,9 @@ from quantpipe.plan.pair_safe import UNSIGNED, rounded_pairs
 from quantpipe.plan.planner import Planner
 from quantpipe.plan.problem import Problem
 from quantpipe.plan.saturating_pairs import (
+    channels_of_file,
     kernel_order,
     kernels_with_wide_pairs,
     pair_limit,
-    saturating_channels,
 )
 from quantpipe.plan.weights import MOST_BIAS_STEPS

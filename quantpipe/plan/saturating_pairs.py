@@ -9,13 +9,14 @@ kernel of their own, which multiplies in 32 bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.view import Graph
+from quantpipe.graph.view import Graph, Node
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.types import (
     Accumulate,
@@ -176,6 +177,16 @@ def saturating_channels(values: NDArray[Any], channel_axis: int, largest: int) -
     return int(np.count_nonzero(channel_sums(values, channel_axis) * largest > DType.INT16.qmax))
 
 
+def channels_of_file(node: Node, values: NDArray[Any], channel_axis: int) -> int:
+    """Return the number of output channels of an op on uint8 data whose pairs saturate, in a file of any tool.
+
+    `values`: its int8 weights, in their own shape.
+    """
+    if _is_depthwise(node, values.shape, channel_axis):
+        return 0
+    return saturating_channels(values, channel_axis, DType.UINT8.qmax)
+
+
 def multiplies_in_pairs(weight: WeightTensor, data: Quantizer) -> bool:
     """Return whether products of these types are added in pairs; uint8 x uint8 products are widened first."""
     return data.dtype is DType.UINT8 and weight.dtype.signed and weight.dtype.bits <= 8
@@ -200,9 +211,14 @@ def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTe
     """Return whether the kernel adds products in pairs before the rest of the sum; depthwise kernels do not."""
     if not multiplies_in_pairs(weight, data):
         return False
-    shape, group = weight.values.shape, int(graph.by_name[kernel.node].attr("group", 1))
-    depthwise = len(shape) > 2 and group > 1 and shape[:2] == (group, 1)
-    return not (depthwise and topology.weight_of[weight.tensor].channel_axis == 0)
+    axis = topology.weight_of[weight.tensor].channel_axis
+    return not _is_depthwise(graph.by_name[kernel.node], weight.values.shape, axis)
+
+
+def _is_depthwise(node: Node, shape: Sequence[int], channel_axis: int) -> bool:
+    """Return whether a convolution has one output per input, and so a kernel that multiplies in 32 bits."""
+    group = int(node.attr("group", 1))
+    return channel_axis == 0 and len(shape) > 2 and group > 1 and tuple(shape[:2]) == (group, 1)
 
 
 def _can_saturate(flat: NDArray[np.int64], most: int) -> NDArray[np.bool_]:

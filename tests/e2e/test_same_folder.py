@@ -129,6 +129,7 @@ def test_replay_gives_the_same_numbers(program: Program, finished: Path) -> None
     strategy = finished / "search" / "strategy.json"
     result = program.run("command=replay", f"strategy={strategy}")
     assert result.code == 0, result.err
+    assert "other settings" not in result.err
     there = read(finished / "evaluate" / "report.json")
     assert result.report["metrics"] == there["metrics"]
     assert result.report["cost"] == there["cost"]
@@ -165,6 +166,15 @@ def test_a_strategy_of_another_model_is_refused_and_of_another_device_is_carried
     assert "another model" in program.run("command=replay", "strategy=s.json").paragraph
     (program.cwd / "s.json").write_text("{}")
     assert "no strategy file" in program.run("command=replay", "strategy=s.json").paragraph
+
+
+def test_a_strategy_of_another_isa_replays_with_a_note_of_what_differs(program: Program, finished: Path) -> None:
+    strategy = finished / "search" / "strategy.json"
+    result = program.run("command=replay", f"strategy={strategy}", "hardware.isa=vnni")
+    assert result.code == 0, result.err
+    assert "made for ort_cpu with other settings: config hardware.isa is 'any' in the file, 'vnni' here" in result.err
+    assert any("hardware.isa" in note for note in result.report["search"]["notes"])
+    assert result.report["agreement"]["differing"] == 0
 
 
 def test_realize_without_a_strategy_says_what_to_do(program: Program) -> None:

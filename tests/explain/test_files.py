@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ from sklearn.datasets import load_digits
 import quantpipe
 from quantpipe.data import DigitsDataset
 from quantpipe.errors import ConfigError, ModelError
+from quantpipe.graph.session_options import EXACT_PAIRS, KEY
 from tests.api.nets import small_net
 from tests.api.test_imported import SAMPLES
 from tests.explain.written_qdq import STYLES, written
@@ -58,8 +61,28 @@ def made(name: str, excluded: Sequence[str] = ()) -> Path:
     return path
 
 
-def explained(file: Path, **options: Any) -> dict[str, Any]:
-    return quantpipe.explain_file(file, prepared(), DigitsDataset(), culprits=2, **options)
+def explained(file: Path, culprits: int = 2, **options: Any) -> dict[str, Any]:
+    return quantpipe.explain_file(file, prepared(), DigitsDataset(), culprits=culprits, **options)
+
+
+def beside_pairs(answer: dict[str, Any]) -> list[str]:
+    """The doubts but for pairs of products that saturate on other processors."""
+    return [said for said in answer["doubts"] if "can saturate in int16" not in said]
+
+
+def test_channels_that_saturate_on_other_processors_are_counted_as_lint_counts_them() -> None:
+    file = made("qdq")
+    notes = [f.message for f in quantpipe.lint(file, "ort_cpu").findings if f.rule == "pairs"]
+    counts = [int(re.findall(r"of (\d+) of", note)[0]) for note in notes]
+    (said,) = explained(file, culprits=1)["doubts"]
+    assert len(counts) > 1 and f"and {len(counts) - 1} more" in said and f"({sum(counts)} channels)" in said
+
+
+def test_a_file_that_asks_for_exact_sums_saturates_nowhere(tmp_path: Path) -> None:
+    model = onnx.load(made("qdq"))
+    model.metadata_props.add(key=KEY, value=json.dumps(EXACT_PAIRS))
+    onnx.save(model, tmp_path / "exact.onnx")
+    assert explained(tmp_path / "exact.onnx", culprits=1)["doubts"] == []
 
 
 @pytest.mark.grid
@@ -69,7 +92,7 @@ def test_scales_and_integers_alone_lose_what_the_file_loses(name: str) -> None:
     """So the file was read as a whole: nothing of it was left out, nothing put in the wrong place."""
     answer = explained(made(name))
     assert answer["loss_by_scales"] == pytest.approx(answer["loss"], rel=0.05)
-    assert answer["doubts"] == []
+    assert beside_pairs(answer) == []
     kinds = [row["kind"] for row in answer["causes"]]
     assert kinds.count("weight") == 10 and kinds.count("bias") == 10
     assert all(row["accumulated"] for row in answer["causes"] if row["kind"] == "tensor" and row["tensor"] != "image")
@@ -178,7 +201,7 @@ def test_files_as_other_tools_write_them(tool: str, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "float.onnx")
     onnx.save(written(model, pictures, STYLES[tool]), tmp_path / f"{tool}.onnx")
     answer = quantpipe.explain_file(tmp_path / f"{tool}.onnx", tmp_path / "float.onnx", pictures, culprits=1)
-    assert answer["doubts"] == []
+    assert beside_pairs(answer) == []
     assert answer["loss_by_scales"] == pytest.approx(answer["loss"], rel=0.2) and answer["loss"] > 0
     kinds = [row["kind"] for row in answer["causes"]]
     assert kinds.count("weight") == 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quantpipe.check import made_up
 from quantpipe.check.host import host_warning
 from quantpipe.check.lint import Severity, lint_model
-from quantpipe.plan import UNSIGNED, Problem, kernels_with_wide_pairs, rounded_pairs
+from quantpipe.plan import UNSIGNED, Overrides, Problem, kernels_with_wide_pairs, rounded_pairs
 from quantpipe.plan.pair_safe import SATURATES, _Scales, _smallest
 from quantpipe.plan.saturating_pairs import kernel_order, pair_sums, saturates
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound
@@ -166,7 +166,18 @@ def test_given_integers_are_exact_as_uint8_and_named() -> None:
     assert len(plan.raised) == len(plan.weights) and all(row["reason"].endswith(UNSIGNED) for row in plan.raised)
     told = host_warning(made.graph, made.topology, plan, made.spec)
     assert told is not None and f"({sum(row['channels'] for row in plan.raised)} channels)" in told
+    assert told.endswith("use import.keep=scales")
     assert all(made.agree(plan, form).differing == 0 for form in ("qdq", "qoperator", "integer"))
+
+
+def test_recovered_integers_of_another_isa_are_exact_as_uint8_with_a_remedy_of_their_own() -> None:
+    made, free = made_of("conv"), made_of("conv", isa="vnni").plan(8)
+    overrides = Overrides(dict(free.weights), {})
+    plan = made.planner.plan(made.strategy(), overrides)
+    assert plan.raised and all(row["reason"].endswith(UNSIGNED) for row in plan.raised)
+    told = host_warning(made.graph, made.topology, plan, made.spec)
+    assert told is not None and told.endswith("search and recover again with this hardware file")
+    assert made.agree(plan, "qdq").differing == 0
 
 
 def test_pairs_are_verified_for_all_inputs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from quantpipe.check.lint.reading import QuantizedOp, StoredTensor
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import refusal
 from quantpipe.oprules import Family, rule_of
-from quantpipe.plan import saturating_channels
+from quantpipe.plan import channels_of_file
 from quantpipe.types import DType, Granularity, HardwareSpec, Isa, OpSignature, Scales
 
 Objection = tuple[str, str, str]
@@ -174,10 +174,7 @@ def pairs(place: LintPlace) -> Iterator[Objection]:
         return
     values = np.asarray(weight.values)
     axis = rule.channel_axis(place.op.node, place.graph)
-    group = int(place.op.node.attr("group", 1))
-    if values.ndim > 2 and group > 1 and values.shape[:2] == (group, 1):
-        return
-    count = saturating_channels(values, axis, DType.UINT8.qmax)
+    count = channels_of_file(place.op.node, values, axis)
     if count:
         text = f"pairs of products of {count} of {values.shape[axis]} channels saturate in int16 on x86 without VNNI"
         yield PAIRS, weight.tensor, f"{text}; legal are two neighbours of equal sign up to 128 together"
