@@ -271,8 +271,8 @@ def _share_arena() -> None:
 def release_memory() -> None:
     """Give memory that runs have left unused back to the system.
 
-    It releases the arena's memory that no session uses, and the memory that the C library keeps. glibc keeps memory for
-    the threads that asked for it; other libraries need no release. Use it between two phases of a run, and after much
+    It releases the arena's memory that no session uses. It also releases the memory that glibc keeps for the threads
+    that asked for it; other C libraries need no release. Use it between two phases of a run, and after much
     memory was freed. The next run has to ask for its pages again. The arena's first region stays.
     """
     _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())

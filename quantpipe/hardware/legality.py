@@ -88,7 +88,7 @@ def choose_signature(
             or refused.get(signature)
             or refusal(signature, node, graph, rule)
             or _too_wide(spec, node, graph, rule)
-            or _too_long(spec, signature, node, graph, rule)
+            or _too_long(spec, signature, node, graph, rule=rule)
         )
         if why is None:
             return (None, preferred) if preferred else (signature, "")
@@ -108,7 +108,7 @@ def integer_signatures(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRul
         and _signs(spec, s, node, graph, rule=rule) is None
         and refusal(s, node, graph, rule) is None
         and _too_wide(spec, node, graph, rule) is None
-        and _too_long(spec, s, node, graph, rule) is None
+        and _too_long(spec, s, node, graph, rule=rule) is None
     )
 
 
@@ -135,7 +135,7 @@ def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str
     return f"it pads by {pad}, {spec.name} pads by at most {spec.pad.max} (pad.max)"
 
 
-def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
+def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph, *, rule: OpRule) -> str | None:
     """Return why a row has more elements than the sums of the function's form hold for any values, or None."""
     if rule.family is Family.ACCUMULATE and rule.weight_of(node, graph) is None:
         return _beyond_sums(spec, signature, node, graph)

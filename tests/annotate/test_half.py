@@ -34,7 +34,7 @@ def island(added: float = 0.3) -> Net:
     x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3, name="first")
     y = net.node("LRN", x, size=SIZE, name="norm")
     y = net.node("Add", y, net.constant(np.float32([[[[added]]]]), name=ADDED), name="sum")
-    net.output(net.conv(y, 4, 5, 3, 3, name="last"))
+    net.output(net.conv(y, 4, 5, 3, 3, pads=[1, 1, 1, 1], name="last"))
     return net
 
 
@@ -221,7 +221,8 @@ def test_values_that_float16_does_not_hold_are_told_where_only_other_samples_hav
     net = Net(seed=3)
     x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3, name="first")
     y = net.node("Mul", net.node("Neg", x, name="minus"), net.constant(np.float32(2000.0)), name="scaled")
-    net.output(net.conv(net.node("Mul", y, net.constant(np.float32(5e-4)), name="back"), 4, 5, 3, 3, name="last"))
+    back = net.node("Mul", y, net.constant(np.float32(5e-4)), name="back")
+    net.output(net.conv(back, 4, 5, 3, 3, name="last"), back)
     pixels = np.random.default_rng(0).standard_normal((48, 3, 6, 6)).astype(np.float32)
     pixels[:4] *= np.float32(0.2)
     pixels[4:] *= np.float32(factor)

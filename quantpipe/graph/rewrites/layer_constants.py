@@ -1,7 +1,7 @@
 """Fold products and sums with constants into the layer before or after them: one stored tensor less each.
 
-Nets with learned gains have them after every layer and function (PaddleOCR's mobile nets: y = g·x + o with one g and
-one o per tensor), and files that prepare pictures have them before the first layer. As ops of their own they would
+Nets with learned gains have them after every layer and function. (PaddleOCR's mobile nets have y = g·x + o, with one g
+and one o per tensor.) Files that prepare pictures have them before the first layer. As ops of their own they would
 round their result once more. With f, o per output channel and g, c per input channel:
 
     (W x + b)·f + o = (W·f) x + (b·f + o)        W (g·x + c) = (W·g) x + W c

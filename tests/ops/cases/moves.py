@@ -14,7 +14,7 @@ from tests.ops.line import Net
 def concat_two(net: Net) -> None:
     x = net.input(None, 3, 8, 8)
     a, b = net.conv(x, 3, 4, 3, 3), net.conv(x, 3, 2, 3, 3)
-    scaled = net.node("Mul", b, net.constant(np.float32(0.125)))
+    scaled = net.node("Mul", net.node("Relu", b), net.constant(np.float32(0.125)))
     back_of(net, net.node("Concat", a, scaled, axis=1, name="mid"))
 
 

@@ -51,9 +51,10 @@ def add_input(net: Net) -> None:
 def _constant_operand(op: str, name: str, shape: tuple[int, ...], first: bool = False) -> None:
     def build(net: Net) -> None:
         front = front_of(net)
-        net.output(front)  # else the clean-up would fold the constant into the convolution
         operands = (net.floats(*shape), front) if first else (front, net.floats(*shape))
-        back_of(net, net.node(op, *operands, name="mid"))
+        mid = net.node(op, *operands, name="mid")
+        net.output(front, mid)  # else the clean-up would fold the constant into a convolution
+        back_of(net, mid)
 
     CASES[f"{op.lower()}_{name}"] = build
 
