@@ -98,13 +98,13 @@ def _anchor(before: str) -> str:
     return re.sub(r"[^\w\s-]", "", re.findall(r"^#+ (.*)$", before, re.M)[-1]).strip().lower().replace(" ", "-")
 
 
-def _inside(hint: Any, tables: set[str]) -> Iterator[Any]:
-    """Yield the parts inside a type that have no table, and their own parts."""
+def _inside(hint: Any, tables: set[str], around: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Yield the parts inside a type that have no table, and their own parts; a part may hold others of its kind."""
     for part in _parts(hint):
-        if part.__name__ not in tables:
+        if part.__name__ not in tables and part not in around:
             yield part
             for inner in get_type_hints(part).values():
-                yield from _inside(inner, tables)
+                yield from _inside(inner, tables, (*around, part))
 
 
 @cache

@@ -208,7 +208,7 @@ def test_constant_tensors_and_tensors_of_zeros(extremes_only: bool, constant: fl
     made = net.node(
         "Add", net.node("Mul", x, net.constant(np.zeros(1, np.float32))), net.constant(np.float32(constant))
     )
-    net.output(net.conv(net.node("Identity", made, output="flatline"), 3, 2))
+    net.output(net.conv(net.node("Identity", made, output="flatline"), 3, 2, 3, 3, pads=[1, 1, 1, 1]))
     graph = load(net)
     tensor = next(t for t in all_tensors(graph)[1:] if np.all(graph.shapes[t] == graph.shapes["x"]))
     stats = measure(

@@ -85,7 +85,8 @@ def chain(path: Path, factor: float) -> Path:
 
     rng = np.random.default_rng(0)
     nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["a"]),
+        helper.make_node("Gemm", ["x", "w", "b"], ["g"]),
+        helper.make_node("Relu", ["g"], ["a"]),  # else the factors become weights
         helper.make_node("Mul", ["a", "big"], ["h"]),
         helper.make_node("Mul", ["h", "small"], ["s"]),
         helper.make_node("Relu", ["s"], ["r"]),

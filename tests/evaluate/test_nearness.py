@@ -61,7 +61,7 @@ def losses(weight_bits: int = 8, **table: dict[str, Any]) -> Losses:
     net = Net()
     x = net.input(None, 6)
     a = net.dense(x, 6, 6, name="first")
-    b = net.node("Relu", net.node("Add", a, net.floats(6), name="lift"), name="clamp")
+    b = net.node("Relu", net.node("Add", a, net.constant(np.float32([2e3] * 6)), name="lift"), name="clamp")
     net.output(net.dense(b, 6, 3, name="last"), net.dense(net.dense(x, 6, 6, name="beside"), 6, 3, name="behind"))
     made = line(net, "vta")
     bits = {name: weight.bits for name, weight in made.plan(weight_bits).weights.items()}

@@ -167,3 +167,13 @@ def test_a_constant_before_a_convolution_changes_the_bias_that_folding_gives(shi
     graph = load(proto)
     assert ops(graph) == {"Relu": 1, "Conv": 1}
     assert has_folded_bias(graph, name, numbers) is not shifted
+
+
+@pytest.mark.parametrize("low", [-1e4, np.finfo(np.float32).min])
+def test_a_mask_stays_a_sum(low: float) -> None:
+    """As a bias it would leave the weights no steps."""
+    net = Net(seed=13)
+    x = net.conv(net.input(None, 4, 5, 5), 4, 4, 3, 3)
+    x = net.node("Add", net.node("Tanh", x), net.constant(np.float32([0, low, 0, 0]).reshape(4, 1, 1)))
+    net.output(net.conv(x, 4, 4, 1, 1))
+    assert ops(load(net))["Add"] == 1

@@ -16,7 +16,7 @@ def blocks(count: int) -> Net:
     for number in range(count):
         shifted = net.node("Add", x, net.constant(np.float32([0.5] * 8)), name=f"shift{number}")
         made = net.node("Tanh", net.dense(shifted, 8, 8, name=f"dense{number}"), name=f"tanh{number}")
-        x = net.node("Add", x, made, name=f"residual{number}")
+        x = net.node("Add", shifted, made, name=f"residual{number}")
     net.output(net.dense(x, 8, 3, name="head"))
     return net
 

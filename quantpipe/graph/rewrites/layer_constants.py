@@ -32,6 +32,9 @@ from quantpipe.graph.rewrites.tools import (
 EVEN = 2.0
 """Ratio of the gains of input channels up to which they become part of weights: more would take range from others."""
 
+LARGEST = 1e3
+"""Sums with more stay, such as masks: a bias of that size would leave a weight few steps."""
+
 Vector = NDArray[np.float64]
 
 
@@ -61,7 +64,8 @@ class _Step:
         for data, other in (node.inputs, reversed(node.inputs)):
             array, axes = constant(other), rank(data)
             if data is not None and array is not None and data.const_value is None and axes is not None:
-                fits = array.dtype == np.float32 and array.ndim <= axes and bool(np.all(np.isfinite(array)))
+                most = np.inf if node.op_type == "Mul" else LARGEST
+                fits = array.dtype == np.float32 and array.ndim <= axes and bool(np.all(np.abs(array) < most))
                 return _Step(node, data, array) if fits else None
         return None
 
