@@ -64,14 +64,20 @@ def only_user(value: ir.Value, graph: ir.Graph) -> ir.Node | None:
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """Add an initializer under a free name close to `name`, and return it."""
-    taken, candidate, number = graph.initializers, name, 1
-    while candidate in taken:
+    candidate, number = name, 1
+    while _is_taken(graph, candidate):
         number += 1
         candidate = f"{name}_{number}"
     tensor = ir.tensor(np.asarray(array, order="C"), name=candidate)
     value = ir.Value(name=candidate, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def _is_taken(graph: ir.Graph, name: str) -> bool:
+    if name in graph.initializers or any(value.name == name for value in graph.inputs):
+        return True
+    return any(value.name == name for node in graph for value in node.outputs)
 
 
 def new_node(
