@@ -232,17 +232,22 @@ def chosen_output(wanted: str | None, graph: Graph) -> str:
 
 def _see_varying(graph: Graph, samples: Samples) -> Graph:
     """Return the graph with sample-dependent shapes marked; nothing is read if no input has another free axis."""
-    for batch in samples.batches(graph.batch_size) if _open_inputs(graph) else ():
-        if any(batch.inputs[name].shape[1:] != graph.shapes[name][1:] for name in _open_inputs(graph)):
+    for batch in samples.batches(graph.batch_size) if _unseen_axes(graph) else ():
+        if any(batch.inputs[name].shape[a] != graph.shapes[name][a] for name, a in _unseen_axes(graph)):
             graph = with_varying(graph, batch.inputs)
-            if not _open_inputs(graph):
+            if not _unseen_axes(graph):
                 break
     return graph
 
 
-def _open_inputs(graph: Graph) -> list[str]:
-    """Return inputs with a free axis other than the batch, whose shape was the same for all samples so far."""
-    return [i.name for i in graph.inputs if None in i.shape[1:] and i.name not in graph.varying]
+def _unseen_axes(graph: Graph) -> list[tuple[str, int]]:
+    """Return (input, free axis other than the batch) whose size was the same for all samples so far."""
+    return [
+        (i.name, axis)
+        for i in graph.inputs
+        for axis, size in enumerate(i.shape)
+        if axis and size is None and not graph.is_open(i.name, axis)
+    ]
 
 
 def _fixed_batch(graph: Graph) -> int | None:
