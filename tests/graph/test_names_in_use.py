@@ -14,6 +14,6 @@ def test_a_folded_constant_leaves_a_name_in_use_to_its_tensor(ending: str) -> No
     """Exporters name results so: conv, and conv_bias after its sum."""
     net = Net(seed=15)
     x = net.node("Conv", net.input(None, 4, 5, 5), net.floats(4, 4, 3, 3), net.floats(4), output="conv")
-    x = net.node("Mul", x, net.constant(np.float32([1.5])), output=f"conv_{ending}")
+    x = net.node("Mul", x, net.constant(np.asarray([1.5], np.float32)), output=f"conv_{ending}")
     net.output(net.node("Relu", x))
     assert ops(checked(net)) == {"Conv": 1, "Relu": 1}
