@@ -72,7 +72,7 @@ PLACEHOLDERS = {
 }
 """Words that stand for a reader's own -> a word of the same kind."""
 
-SHOWN_AS_WRONG = {"+search.foo=1", "hardware=vtta"}
+SHOWN_AS_WRONG = {"+search.foo=1"}
 """Overrides that a page shows as an example of a mistake."""
 
 
