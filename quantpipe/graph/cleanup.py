@@ -73,7 +73,7 @@ class More:
 
     `stored`: tensors that no step may fuse into another op, since a quantized file defines how they are stored.
     `bodies`: the loops and branches that are written out. `windows`: results of pools
-    that stay pools, also over whole maps.
+    that stay pools, also over whole maps. `fold`: constants become part of weights, which no quantized file defines.
     """
 
     joined: Step
@@ -81,6 +81,7 @@ class More:
     stored: tuple[str, ...] = ()
     bodies: BodyForms = NO_BODIES
     windows: Collection[str] = ()
+    fold: bool = True
 
 
 def cleaned_model(
@@ -162,7 +163,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (to_newer_opset,),
         (more.in_steps,),
         (_small_rewrites(more.windows),),
-        *([] if more.stored else [(_fold_constants, _fold_products)]),  # such files define the weights
+        *([(_fold_constants, _fold_products)] if more.fold else []),
         (more.joined,),
         (_join_axes,),
         (rows_flattened,),

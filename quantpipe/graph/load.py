@@ -144,7 +144,7 @@ def clean_graph(
     single, where = original.model, original.source
     own_hash = fixed_hash(original.model_hash, _written_anew(original, cells))  # another model than the file's
     windows = raw.real.regular if divides_windows(declared) else ()
-    more = More(joining(declared), in_steps(cells), raw.real.stored, cells.bodies, windows)
+    more = More(joining(declared), in_steps(cells), raw.real.stored, cells.bodies, windows, raw.real.given is None)
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")

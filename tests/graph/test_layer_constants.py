@@ -177,3 +177,28 @@ def test_a_mask_stays_a_sum(low: float) -> None:
     x = net.node("Add", net.node("Tanh", x), net.constant(np.float32([0, low, 0, 0]).reshape(4, 1, 1)))
     net.output(net.conv(x, 4, 4, 1, 1))
     assert ops(load(net))["Add"] == 1
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_weight_with_two_readers_stays_one(before: bool) -> None:
+    """As a table of words that also makes the scores."""
+    net = Net(seed=14)
+    table = net.floats(6, 4)
+    words = net.node("Gather", table, net.node("Cast", net.input(None), to=7))
+    x = net.node("Mul", net.node("Tanh", words), net.constant(np.float32(0.5))) if before else net.node("Tanh", words)
+    x = net.node("Gemm", x, table, transB=1)
+    net.output(x if before else net.node("Mul", x, net.constant(np.float32(0.5))))
+    graph = load(net)
+    assert (
+        ops(graph)["Mul"] == 1
+        and [v.shape for v in graph.model.graph.initializers.values()].count(ir.Shape([6, 4])) == 1
+    )
+
+
+def test_weights_that_a_file_defines_keep_their_integers() -> None:
+    """A file with integer weights alone stores no tensor."""
+    net = Net(seed=15)
+    numbers, scale = net.constant(np.int8(net.rng.integers(-127, 128, (4, 4, 3, 3)))), net.constant(np.float32(0.01))
+    x = net.node("Mul", net.node("Relu", net.input(None, 4, 5, 5)), net.constant(GAIN))
+    net.output(net.node("Conv", x, net.node("DequantizeLinear", numbers, scale)))
+    assert ops(load(net))["Mul"] == 1

@@ -6,7 +6,7 @@ round their result once more. With f, o per output channel and g, c per input ch
 
     (W x + b)·f + o = (W·f) x + (b·f + o)        W (g·x + c) = (W·g) x + W c
 
-A sum before a layer with padding stays, because the padding has no c. A product before such a sum passes it:
+A product stays where another node reads the weight. A sum before a layer with padding stays, because the padding has no c. A product before such a sum passes it:
 (g·x + c) = g·(x + c/g).
 """
 
@@ -92,6 +92,8 @@ class _Layer:
     bias: Vector
     order: tuple[int, ...]
     groups: int
+    shared: bool
+    """Whether another node reads the weight, too: a product would make a second weight, such as a second embedding."""
 
     @staticmethod
     def of(graph: ir.Graph, node: ir.Node | None) -> _Layer | None:
@@ -113,7 +115,7 @@ class _Layer:
         if bias is not None and bias.size not in (1, outputs):
             return None
         known = np.zeros(outputs) if bias is None else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
-        return _Layer(node, weight, known, order, groups)
+        return _Layer(node, weight, known, order, groups, only_user(value, graph) is None)
 
     @property
     def inputs(self) -> int:
@@ -171,7 +173,7 @@ _PLAIN = (("alpha", 1.0), ("beta", 1.0), ("transA", 0))
 
 def _into_producer(graph: ir.Graph, step: _Step) -> bool:
     layer = _Layer.of(graph, step.data.producer())
-    if layer is None or only_user(step.data, graph) is None:
+    if layer is None or only_user(step.data, graph) is None or (step.is_product and layer.shared):
         return False
     numbers = step.per_channel(1, len(layer.bias))
     if numbers is None:
@@ -203,7 +205,7 @@ def _into_consumer(graph: ir.Graph, step: _Step) -> None:
     with np.errstate(over="ignore"):
         if not step.is_product:
             done = not layer.pads and layer.write(graph, None, layer.bias + layer.response(numbers))
-        elif sizes.min() == 0 or sizes.max() > EVEN * sizes.min():
+        elif layer.shared or sizes.min() == 0 or sizes.max() > EVEN * sizes.min():
             return
         else:
             weight = layer.inputs_times(numbers)
