@@ -6,8 +6,8 @@ round their result once more. With f, o per output channel and g, c per input ch
 
     (W x + b)·f + o = (W·f) x + (b·f + o)        W (g·x + c) = (W·g) x + W c
 
-A product stays where another node reads the weight. A sum before a layer with padding stays, because the padding has no c. A product before such a sum passes it:
-(g·x + c) = g·(x + c/g).
+A product stays where another node reads the weight. A sum before a layer with padding stays, because the padding has
+no c. A product before such a sum passes it: (g·x + c) = g·(x + c/g).
 """
 
 from __future__ import annotations
