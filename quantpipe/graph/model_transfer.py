@@ -26,7 +26,7 @@ class Weight:
     """Hold one weight of a model that travels, in one of three ways.
 
     It is the name of a weight that both processes have, a file with a place in it, or numbers. `own`: nobody else will
-    remove the file.
+    remove the file. `kept` stays behind: it keeps that file in place until the other process has opened it.
     """
 
     dtype: int
@@ -35,6 +35,10 @@ class Weight:
     place: FilePlace | None = None
     own: bool = False
     numbers: NDArray[Any] | None = None
+    kept: ir.TensorProtocol | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +59,7 @@ def pack(model: ir.Model, known: ir.Model) -> Packed:
 
 
 def unpack(packed: Packed, known: ir.Model) -> ir.Model:
-    """Return the model of a packed one, in the other process."""
+    """Return the model of a packed one, in the other process or in this one."""
     model = ir.from_proto(onnx.load_from_string(packed.data))
     for name, weight in packed.weights.items():
         model.graph.initializers[name].const_value = _tensor(name, weight, known)
@@ -68,7 +72,7 @@ def _weight(tensor: ir.TensorProtocol, same: str | None) -> Weight:
         return Weight(*about, same=same)
     place = place_of(tensor)
     if place is not None:
-        return Weight(*about, place=place, own=not isinstance(tensor, ir.ExternalTensor))
+        return Weight(*about, place=place, own=not isinstance(tensor, ir.ExternalTensor), kept=tensor)
     return Weight(*about, numbers=np.asarray(tensor.numpy()))
 
 
@@ -78,8 +82,8 @@ def _tensor(name: str, weight: Weight, known: ir.Model) -> ir.TensorProtocol | N
         return known.graph.initializers[weight.same].const_value
     if weight.numbers is not None:
         return ir.Tensor(weight.numbers, dtype=dtype, shape=ir.Shape(weight.shape), name=name)
-    if place is None:
-        return None
+    if place is None or weight.kept is not None:
+        return weight.kept
     if not weight.own:
         file = str(place.path)
         return ir.ExternalTensor(file, place.offset, place.length, dtype, shape=ir.Shape(weight.shape), name=name)
