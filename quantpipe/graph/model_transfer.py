@@ -26,7 +26,7 @@ class Weight:
     """Hold one weight of a model that travels, in one of three ways.
 
     It is the name of a weight that both processes have, a file with a place in it, or numbers. `own`: nobody else will
-    remove the file. `kept` stays behind: it keeps that file in place until the other process has opened it.
+    remove the file. `kept` is not sent: it keeps that file in place until the other process has opened it.
     """
 
     dtype: int
