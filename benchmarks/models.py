@@ -218,7 +218,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     settings = ["--samples", *map(str, options.samples), "--runs", str(options.runs), "--seconds", str(options.seconds)]
     more = ["--more", str(options.more)] if options.more else []
     command = [sys.executable, __file__, "--child", name, *settings, *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "2"}
     with locked(options.lock):
         started = time.perf_counter()
         try:

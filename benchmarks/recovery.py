@@ -81,6 +81,7 @@ class Setting:
 SETTINGS = {
     "W8A8 per tensor, powers of two (vta)": Setting("vta", "symmetric_with_power2_scale", "integer"),
     "W8A8 per tensor, symmetric (ort_cpu)": Setting("ort_cpu", "symmetric", "qdq", per_tensor=True),
+    "W8A8 per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq"),
     "W4A8, weights per channel (int4_weights)": Setting("int4_weights", "asymmetric", "qdq", weight_bits=4),
     "W4A4, weights per channel (int4_weights)": Setting("int4_weights", "asymmetric", "qdq", 4, 4),
     "W4A4, 8 bits for the image (int4_weights)": Setting("int4_weights", "asymmetric", "qdq", 4, 4, image_bits=8),
