@@ -28,10 +28,10 @@ from onnx import TensorProto, helper, numpy_helper
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph, view
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.plan import Planner
 from quantpipe.types import Range, Strategy, Topology
 

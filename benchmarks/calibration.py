@@ -99,9 +99,9 @@ def ours(paths: list[Path], extremes_only: bool) -> dict[str, float]:
 
     from quantpipe.annotate.conditions import AnnotateOptions
     from quantpipe.calibrate.measure import Detail, measure
-    from quantpipe.graph.load import load_graph
     from quantpipe.hardware.load import load_hardware
     from quantpipe.hardware.schemas import resolve_schema
+    from quantpipe.intake.load import load_graph
     from quantpipe.pipeline.stages import annotate
 
     def option(name: str) -> Any:

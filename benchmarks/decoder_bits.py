@@ -29,8 +29,8 @@ from quantpipe.annotate.conditions import AnnotateOptions  # noqa: E402
 from quantpipe.annotate.topology import analyze  # noqa: E402
 from quantpipe.data.sources.ascii_text import ascii_ids  # noqa: E402
 from quantpipe.graph.execute import Session  # noqa: E402
-from quantpipe.graph.load import load_graph  # noqa: E402
 from quantpipe.hardware.load import load_hardware  # noqa: E402
+from quantpipe.intake.load import load_graph  # noqa: E402
 from quantpipe.metrics.outputs import kl_divergences  # noqa: E402
 from quantpipe.plan import Planner  # noqa: E402
 from quantpipe.plan.weight_blocks import as_weight, integers, real_weight, rows_of  # noqa: E402

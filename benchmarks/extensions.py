@@ -29,9 +29,9 @@ from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.extend import DeviceOp, Extension, Layer, function
-from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.plan import Problem
 from quantpipe.recover.layer_units import Choosing
 from quantpipe.recover.layer_views import calibrate_layers

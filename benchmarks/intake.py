@@ -25,8 +25,8 @@ import onnxruntime as ort
 import onnxslim
 from onnx import TensorProto, helper, numpy_helper
 
-from quantpipe.graph import load
 from quantpipe.graph.view import Graph
+from quantpipe.intake import load
 
 REPEATS = 5
 ROWS, WIDTH, LAYERS, HEADS, LENGTH = 30522, 384, 6, 12, 64

@@ -31,9 +31,9 @@ from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.data.sources.image_folder import ImageFolderDataset
 from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.pipeline.stages import annotate, realize
 from quantpipe.plan import Planner
 

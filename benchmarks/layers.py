@@ -33,9 +33,9 @@ from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.extend import Layer, LayerDecision
 from quantpipe.graph.execute import Session, release_memory
-from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.pipeline.stages import annotate, realize
 from quantpipe.plan import Problem
 from quantpipe.recover.layer_units import Choosing, walked

@@ -38,10 +38,10 @@ from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.data.sources.image_folder import ImageFolderDataset
 from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.graph.execute import Session, pairs_saturate
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.metrics.reference import outputs_of
 from quantpipe.pipeline.stages import (
     Holdout,

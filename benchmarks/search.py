@@ -41,9 +41,9 @@ from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.data.subset import First
 from quantpipe.graph.execute import Session, available_cores, run_batches
-from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.metrics.reference import reference_of
 from quantpipe.pipeline.stages import annotate
 from quantpipe.plan import Planner

@@ -56,7 +56,7 @@ def own(model: str, folder: Path, zoo: Path | None) -> None:
 
 def in_float(content: bytes) -> bytes:
     """Return a file of integers as one of real numbers."""
-    from quantpipe.graph.tflite import litert
+    from quantpipe.intake.tflite import litert
 
     s = litert.schema()
     model = s.ModelT.InitFromObj(s.Model.GetRootAs(content))

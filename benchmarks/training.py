@@ -107,7 +107,7 @@ class Work:
     def __init__(self, line: Line, job: Job) -> None:
         import quantpipe
         from quantpipe.data.sources.npz import NpzDataset
-        from quantpipe.graph.rewrites.batch_norms import batch_norms
+        from quantpipe.intake.rewrites.batch_norms import batch_norms
         from quantpipe.recover import rescale_channels
 
         self.line, self.job = line, job

@@ -37,11 +37,11 @@ from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import compare
 from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.extend import Array, Extension
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.lowering.lower import opset_for
 from quantpipe.oprules import OP_RULES
 from quantpipe.plan import Problem

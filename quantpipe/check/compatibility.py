@@ -21,12 +21,12 @@ from quantpipe.check.sample import made_up
 from quantpipe.check.sum_bounds import Accumulation, accumulations
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
 from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
+from quantpipe.intake.load import clean_graph, read_graph
 from quantpipe.oprules.work import is_unknown_work
 from quantpipe.recover import with_split_channels
 from quantpipe.types import (

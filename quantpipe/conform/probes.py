@@ -30,10 +30,10 @@ from quantpipe.conform.recipes import NODE, RECIPES, RESULT, TIES, ProbeDraft, R
 from quantpipe.conform.vectors import VectorSet
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
+from quantpipe.intake.load import load_graph
 from quantpipe.lowering.lower import opset_for
 from quantpipe.types import (
     BiasScale,

@@ -18,8 +18,8 @@ from quantpipe.evaluate.nearness import below, nearness
 from quantpipe.evaluate.slower import OWN_CELLS, SLOWER
 from quantpipe.graph import runtime_quantization
 from quantpipe.graph.execute import Session, start_runtime
-from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.view import Graph
+from quantpipe.intake.isolated_process import Limits, Tell, apart
 from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, LatencyPart, OutputRow, Samples, Topology

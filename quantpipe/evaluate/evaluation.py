@@ -32,9 +32,9 @@ from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, concurrency, lifted, release_memory
 from quantpipe.graph.external_weights import is_outside
-from quantpipe.graph.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.graph.session_options import carried
 from quantpipe.graph.view import Graph
+from quantpipe.intake.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.kinds import watched_outputs
 from quantpipe.metrics.latency import latency

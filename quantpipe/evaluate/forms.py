@@ -17,7 +17,7 @@ from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
 from quantpipe.evaluate.evaluation import EvaluatedModel
 from quantpipe.evaluate.progress import EvaluationProgress
-from quantpipe.graph.io import read_model
+from quantpipe.intake.read_model import read_model
 from quantpipe.lowering import Rendered
 from quantpipe.realize import FileForm, Runner
 from quantpipe.realize.protocol import Feeds

@@ -17,11 +17,11 @@ from quantpipe.errors import HardwareError, ModelError
 from quantpipe.evaluate.imported_file import imported_file
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.quantized import flat_view, with_real_softmax
 from quantpipe.graph.session_options import carried
 from quantpipe.graph.stored_ports import decoded, stored_ports
-from quantpipe.graph.tflite.read_file import places_of
 from quantpipe.graph.view import Graph
+from quantpipe.intake.quantized import flat_view, with_real_softmax
+from quantpipe.intake.tflite.read_file import places_of
 from quantpipe.intmath import dequantize, quantize
 from quantpipe.lowering import Rendered
 from quantpipe.plan.given_blocks import given_blocks

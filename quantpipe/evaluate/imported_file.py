@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.session_options import INT8_KERNELS, carried
-from quantpipe.graph.tflite import litert
-from quantpipe.graph.tflite.read_file import FilePlaces, places_of
+from quantpipe.intake.tflite import litert
+from quantpipe.intake.tflite.read_file import FilePlaces, places_of
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.types import Imported
 

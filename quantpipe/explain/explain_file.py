@@ -19,8 +19,8 @@ from quantpipe.explain.foreign_advice import FakeQuantized, ForeignProposals, cu
 from quantpipe.explain.foreign_rows import foreign_rows, sums_of
 from quantpipe.explain.sensitivity import AloneMeasure
 from quantpipe.graph.execute import joined, lifted
-from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import clean_graph, read_graph
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.outputs import top1
 from quantpipe.pipeline.context import RunContext

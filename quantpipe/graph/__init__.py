@@ -1,1 +1,1 @@
-"""ONNX graphs: reading, viewing, cleaning, building and running them."""
+"""ONNX graphs: viewing, editing, building, storing and running them."""

@@ -28,9 +28,9 @@ from quantpipe.graph.custom_ops import register_custom_ops
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers, without_large_weights
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
-from quantpipe.graph.rewrites.unsigned import unsigned_weights
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
+from quantpipe.graph.unsigned import unsigned_weights
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Model files: reading them with clear errors, hashing, and turning models into bytes."""
+"""Model files: hashing, external data with clear errors, and turning models into bytes."""
 
 from __future__ import annotations
 
@@ -12,78 +12,14 @@ import onnx_ir as ir
 
 from quantpipe import extend
 from quantpipe.errors import PERHAPS_OURS, ModelError, QuantpipeError, brief, fault
-from quantpipe.foreign_formats import foreign_format
-from quantpipe.graph.tflite.read_file import is_tflite, read_tflite
-from quantpipe.graph.vet import all_nodes, name_default_opset, vet
 
 STAGE = "model"
 
 RESIDENT_MB = 1024
 """MiB of external data that are loaded into memory; beyond it weights stay in their files."""
 
-LEAST_APART = 1 << 24
-"""Bytes of large initializers in a file from which on they are taken out of the protobuf that was read."""
-
 SMALL = 1 << 16
 """Bytes up to which a constant lies in the model itself: shapes, biases and bounds are read all the time."""
-
-
-def read_model(path: Path) -> ir.Model:
-    """Read an ONNX file, or a .tflite file as ONNX; large external data stay on disk until they are asked for.
-
-    Raises ModelError when the file is missing, empty, of another format, or has no nodes.
-    """
-    if path.exists() and (other := foreign_format(path)) is not None:
-        raise ModelError(other, stage=STAGE, where=str(path))
-    if not path.is_file():
-        raise ModelError("there is no such file; model.path must name an ONNX model", stage=STAGE, where=str(path))
-    try:
-        proto = read_tflite(path) if is_tflite(path) else onnx.load(path, load_external_data=False)
-        name_default_opset(proto)
-        vet(proto, path)
-        model = _with_arrays(proto)
-        del proto
-        ir.external_data.set_base_dir(model.graph, str(path.parent))
-    except ModelError:
-        raise
-    except Exception as error:  # the parsers raise many types for broken input; all mean the same to the user
-        raise ModelError(
-            f"this is not a readable ONNX model ({type(error).__name__}: {brief(error)}); "
-            "model.path must name a file that onnx.load accepts",
-            stage=STAGE,
-            where=str(path),
-        ) from error
-    if len(model.graph) == 0 or not model.graph.outputs:
-        raise ModelError("the file holds no graph with nodes and outputs", stage=STAGE, where=str(path))
-    return model
-
-
-def _with_arrays(proto: onnx.ModelProto) -> ir.Model:
-    """Return a model whose large initializers are arrays; `proto` loses their bytes.
-
-    A protobuf copies its bytes whenever they are read, and keeps them as long as anything of it is in use.
-    """
-    names = [tensor.name for tensor in proto.graph.initializer]
-    large = {t.name: t for t in proto.graph.initializer if _in_array(t)}
-    if sum(t.ByteSize() for t in large.values()) < LEAST_APART or len({*names}) < len(names):
-        return ir.from_proto(proto)
-    arrays = {name: ir.from_proto(t).numpy() for name, t in large.items()}
-    abouts = {name: (ir.DataType(t.data_type), t.doc_string) for name, t in large.items()}
-    for tensor in large.values():
-        tensor.ClearField("raw_data")
-    large.clear()
-    model = ir.from_proto(onnx.load_from_string(proto.SerializeToString()))
-    for name, array in arrays.items():
-        dtype, text = abouts[name]
-        model.graph.initializers[name].const_value = ir.Tensor(array, dtype, name=name, doc_string=text or None)
-    return model
-
-
-def _in_array(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor holds many bytes that NumPy reads as they are."""
-    if not tensor.HasField("raw_data") or tensor.ByteSize() <= SMALL or tensor.metadata_props:
-        return False
-    return ir.DataType(tensor.data_type).bitwidth >= 8
 
 
 @contextmanager
@@ -218,6 +154,20 @@ def _define(proto: onnx.ModelProto) -> None:
         if definition is not None and (node.domain, node.op_type) not in held:
             held.add((node.domain, node.op_type))
             proto.functions.append(definition)
+
+
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph, including the nodes of graphs within it."""
+    pending: list[onnx.GraphProto | onnx.FunctionProto] = [graph]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending += graphs_within(node)
+
+
+def graphs_within(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs that a node has as attributes."""
+    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
 
 
 def model_bytes(model: ir.Model) -> bytes:

@@ -58,6 +58,12 @@ INTEGER_OPS: Mapping[str, IntegerOp] = {
     "QLinearSoftmax": IntegerOp("Softmax", _ONE, scale=3, zero=4),
 }
 
+INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"})
+"""The products of INTEGER_OPS that models are written with (others the runtime makes of them)."""
+
+FLOAT_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+"""Ops that the runtime turns into one of INTEGER_PRODUCTS if a DequantizeLinear comes right before both operands."""
+
 SHAPES = frozenset({"Shape", "Size"})
 """Ops that read no value of their input, only its shape."""
 

@@ -13,9 +13,9 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
+from quantpipe.graph.edit import new_constant, new_node
 from quantpipe.graph.external_weights import place_of
 from quantpipe.graph.op_tables import CAST
-from quantpipe.graph.rewrites.tools import new_constant, new_node
 
 PAIR = 2 * 255 * 127
 """The greatest sum of two products; int16 does not hold it."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import without_weights
-from quantpipe.graph.rewrites.axes import Axes
 
 log = logging.getLogger(__name__)
+
+Axes = Sequence[int | str | None]
+"""Sizes of a tensor's axes: numbers, names of sizes, or nothing where nothing is known."""
 
 MOST = 2**31 - 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from quantpipe.graph.rewrites.bodies import IF, LOOP, SCAN
+from quantpipe.intake.rewrites.bodies import IF, LOOP, SCAN
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.option_checks import word_of
 from quantpipe.types import NO_BODIES, BodyForms, HardwareSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError
-from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
+from quantpipe.intake.rewrites.recurrent import CELLS, PARTS
 from quantpipe.option_checks import word_of
 from quantpipe.types import NO_CELLS, HardwareSpec, LoopForms
 

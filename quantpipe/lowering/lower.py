@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
-from quantpipe.graph.rewrites.explicit import write_out
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
+from quantpipe.intake.rewrites.explicit import write_out
 from quantpipe.lowering.half import as_half, cast_half, cast_single, round_to_brain, write_half
 from quantpipe.lowering.loops import CarriedState, StepBody, write_loop
 from quantpipe.lowering.tables import look_up

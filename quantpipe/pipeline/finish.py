@@ -22,10 +22,11 @@ from quantpipe.evaluate.imported import Quantized, imported_part
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.execute import Session
-from quantpipe.graph.io import file_hash, read_model
+from quantpipe.graph.io import file_hash
 from quantpipe.graph.stored_ports import encoded, stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import node_cycles
+from quantpipe.intake.read_model import read_model
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages

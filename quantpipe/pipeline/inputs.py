@@ -17,11 +17,11 @@ from quantpipe.errors import BatchError, ConfigError, DataError, ModelError, Qua
 from quantpipe.evaluate.calibration_checks import calibration_doubts
 from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import RawModel, clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
-from quantpipe.graph.rewrites.batch_norms import BatchNorm, batch_norms, has_folded_bias
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
+from quantpipe.intake.load import RawModel, clean_graph, read_graph
+from quantpipe.intake.rewrites.batch_norms import BatchNorm, batch_norms, has_folded_bias
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
 from quantpipe.oprules.chosen import selected_outputs

@@ -31,11 +31,11 @@ from quantpipe.evaluate.evaluation import (
 )
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
-from quantpipe.graph.half_ends import cast_ends, inside_of
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, cost_function, macs
 from quantpipe.hardware.predictor import PREDICTED, predicted
+from quantpipe.intake.half_ends import cast_ends, inside_of
 from quantpipe.lowering import Rendered, render
 from quantpipe.metrics.losses import OutputLoss, only_kl
 from quantpipe.metrics.outputs import cross_entropy, is_distribution, top1

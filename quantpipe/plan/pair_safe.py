@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import file_array, is_mapped
-from quantpipe.graph.rewrites.unsigned import SIGN
+from quantpipe.graph.unsigned import SIGN
 from quantpipe.graph.view import Graph
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.saturating_pairs import (

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quantpipe import intmath
-from quantpipe.graph.rewrites.batch_norms import BatchNorm
+from quantpipe.intake.rewrites.batch_norms import BatchNorm
 from quantpipe.train.weight_parameters import LearnedWeight
 
 Convolution = Callable[[Tensor, Tensor], Tensor]

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from quantpipe.graph.cleanup import LEAST_OPSET
 from quantpipe.graph.view import Graph, Node
+from quantpipe.intake.cleanup import LEAST_OPSET
 from quantpipe.train.float_op import Call, FloatOp, Numbers
 from quantpipe.train.torch_ops import FLOAT_ROWS
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import along
-from quantpipe.graph.rewrites.batch_norms import BatchNorm
 from quantpipe.graph.view import Graph
+from quantpipe.intake.rewrites.batch_norms import BatchNorm
 from quantpipe.plan import Overrides, Problem
 from quantpipe.plan.saturating_pairs import pair_limit
 from quantpipe.plan.weight_blocks import real_weight

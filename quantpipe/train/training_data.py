@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quantpipe.graph.rewrites.batch_norms import BatchNorm
+from quantpipe.intake.rewrites.batch_norms import BatchNorm
 from quantpipe.oprules.parts import Part
 from quantpipe.types import Samples
 

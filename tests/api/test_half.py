@@ -15,7 +15,7 @@ from quantpipe.errors import DataError
 from quantpipe.verify.half_precision import without_end_casts
 from tests.api.nets import QUICK, images, small_net
 from tests.e2e.models import DIGITS
-from tests.graph.half_models import BRAIN, HALF, to_half
+from tests.intake.half_models import BRAIN, HALF, to_half
 
 pytestmark = pytest.mark.filterwarnings("ignore::quantpipe.api.progress.QuantpipeWarning")
 ENDS = {HALF: "tensor(float16)", BRAIN: "tensor(float)"}

@@ -14,7 +14,7 @@ from quantpipe.app.early_names import wrong_name
 from quantpipe.app.start import missing_file
 from quantpipe.errors import ModelError
 from quantpipe.foreign_formats import FORMATS, foreign_format
-from quantpipe.graph.io import read_model
+from quantpipe.intake.read_model import read_model
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("numpy", "onnx", "onnxruntime", "scipy", "mlflow", "rich", "jinja2", "quantpipe.pipeline")

@@ -18,7 +18,7 @@ import pytest
 from quantpipe import assets
 from quantpipe.assets.train_digits_vit import OPSET, SIZES, build, to_onnx
 from quantpipe.data import DigitsColumnsDataset, DigitsDataset
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from quantpipe.types import Samples, TensorInfo
 from tests.data.helpers import count_right
 from tests.ops.line import ArraySamples, hardware, line

@@ -19,9 +19,9 @@ from quantpipe.calibrate.importers import load_profile
 from quantpipe.calibrate.needs import require
 from quantpipe.errors import ArtifactError, ConfigError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.intmath import scale_zero_point
 from quantpipe.types import DType, PowerOfTwo, Profile, Symmetry, TensorSchema
 

@@ -14,9 +14,9 @@ from quantpipe.annotate.topology import analyze
 from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.normalize import with_varying
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.types import HardwareSpec
 from tests.decoders import nets
 from tests.decoders.stepping import texts

@@ -16,9 +16,9 @@ from quantpipe.annotate.topology import analyze
 from quantpipe.data.cache_inputs import empty_cache
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph, read_graph
 from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph, read_graph
 from tests.decoders import nets
 from tests.ops.line import hardware, schema_for
 

@@ -21,8 +21,8 @@ from quantpipe.data.subset import First
 from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import generalization
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.metrics.detection_outputs import DetectionOptions, layout_by
 from quantpipe.metrics.reference import Compared, Reference, metric_of, output_metrics, reference_of
 from quantpipe.types import ModelMetrics, TensorInfo, objects_of

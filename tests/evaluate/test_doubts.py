@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.data import DigitsDataset, NpzDataset
 from quantpipe.evaluate.preprocessing_checks import doubts
-from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_as_written
 from quantpipe.metrics.interval import chance_of, wilson
 from quantpipe.types import TensorInfo
 from tests.e2e.models import DIGITS

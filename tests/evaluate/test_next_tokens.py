@@ -15,8 +15,8 @@ from quantpipe.data.sources.ascii_text import ascii_tokens
 from quantpipe.data.sources.text import TextDataset
 from quantpipe.evaluate.decoded import CONTINUED, PROMPTS, decoded, token_input
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.metrics.next_tokens import first_difference, next_tokens
 from quantpipe.oprules.parts import parts_of
 from quantpipe.types import Samples, TensorInfo

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.extend import DeviceOp, Extension, function
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.load import load_graph
-from quantpipe.graph.patterns import join_patterns
+from quantpipe.intake.load import load_graph
+from quantpipe.intake.patterns import join_patterns
 from quantpipe.testing import installed
 from tests.extend import example  # noqa: F401  (the path of the example package)
 

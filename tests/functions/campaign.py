@@ -31,7 +31,7 @@ from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.forms import WrittenBeside, executed
-from quantpipe.graph.tflite import litert
+from quantpipe.intake.tflite import litert
 from quantpipe.lowering import Rendered
 from quantpipe.realize.c import runner
 from quantpipe.realize.c.form import walked

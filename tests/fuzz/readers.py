@@ -25,8 +25,8 @@ from quantpipe.data.labels import read_labels
 from quantpipe.data.sources.digits import digits_arrays
 from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.errors import QuantpipeError
-from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
+from quantpipe.intake.load import load_graph
 from quantpipe.search.log import JsonlLog, find_trial
 from quantpipe.types import Choice, ChoiceSpace, Profile, Score, TensorInfo, TensorStats, Trial
 from tests.e2e.models import DIGITS

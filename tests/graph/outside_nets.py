@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from tests.ops.line import Net, normal_samples
 
 

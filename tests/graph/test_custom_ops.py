@@ -18,7 +18,7 @@ from quantpipe.app.explain import settings_of_run
 from quantpipe.app.model_options import refuse_custom_ops, refuse_custom_ops_of_run
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph import custom_ops
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from quantpipe.version import __version__
 from tests.app.configured import settings_of
 

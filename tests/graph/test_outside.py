@@ -31,10 +31,11 @@ from quantpipe.graph.external_weights import (
     turned,
     without_large_weights,
 )
-from quantpipe.graph.io import SMALL, model_bytes, read_model
+from quantpipe.graph.io import SMALL, model_bytes
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.store import data_files, is_model_current, write_model
 from quantpipe.graph.view import Graph
+from quantpipe.intake.read_model import read_model
 from quantpipe.plan import Planner
 from quantpipe.recover import LayerOptions
 from quantpipe.recover import recover as walk

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.external_weights import place_of
-from quantpipe.graph.io import read_model
-from quantpipe.graph.rewrites.unsigned import unsigned_weights
+from quantpipe.graph.unsigned import unsigned_weights
+from quantpipe.intake.read_model import read_model
 
 RNG = np.random.default_rng(8)
 K, N, ZERO = 64, 24, 100

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from quantpipe.graph.extract import part_of
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.normalize import with_varying
+from quantpipe.intake.load import load_graph
 from quantpipe.oprules import rule_of
 from tests.e2e.data_models import sound_classifier
 

@@ -13,8 +13,8 @@ import pytest
 from quantpipe import assets
 from quantpipe.data.sources.digits import DigitsDataset
 from quantpipe.errors import HardwareError
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.types import ReasonKind
 from tests.ops.line import CONF, ArraySamples, Line, hardware, hardware_data, line
 from tests.ops.test_zoo_agreement import graph_of as zoo_graph

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.check.sample import made_up
-from quantpipe.graph.load import load_as_written
+from quantpipe.intake.load import load_as_written
 from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.oprules.rule import mean_of_map, mean_of_window
 from tests.ops.line import Net, load

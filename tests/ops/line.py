@@ -30,11 +30,11 @@ from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.intake.load import load_graph
 from quantpipe.lowering import Rendered, render
 from quantpipe.plan import Planner, Problem
 from quantpipe.realize import BACKENDS

@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from tests.ops.line import ArraySamples, Line, line
 from tests.zoo import requires_zoo, zoo
 

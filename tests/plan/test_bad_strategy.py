@@ -13,7 +13,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.check.sample import made_up
 from quantpipe.errors import ArtifactError
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from quantpipe.pipeline.strategy_file import read_strategy, results_of, strategy_payload
 from quantpipe.types import Range, Strategy
 from tests.e2e.models import DIGITS

@@ -16,7 +16,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 
 import quantpipe
 from quantpipe.errors import ModelError
-from quantpipe.graph.quantized.grids import unpacked
+from quantpipe.intake.quantized.grids import unpacked
 from quantpipe.types import HardwareSpec
 from tests.ops.line import Line, Net, hardware, hardware_data, line
 

@@ -23,7 +23,7 @@ from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
 from quantpipe.types import DType, Quantizer, WeightTensor
 from quantpipe.verify import verify_folder
-from tests.graph import quantized_files
+from tests.intake import quantized_files
 from tests.ops.line import ArraySamples, Line, Net, hardware, line
 from tests.recurrent.test_loops import frames, loop_of
 from tests.verify.folders import changed, refreshed, write

@@ -24,8 +24,8 @@ from quantpipe.check.lint.findings import lint
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.io import model_proto
-from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_as_written
 from quantpipe.pipeline.strategy_file import read_strategy, strategy_payload
 from quantpipe.types import DType, HardwareSpec, Strategy
 from tests.ops.line import Line, Net, hardware, hardware_data, line

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from quantpipe.graph.tflite import litert
+from quantpipe.intake.tflite import litert
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from quantpipe.realize.c import runner
 from tests.ops.line import ArraySamples, line
 from tests.ops.test_zoo_agreement import line_of

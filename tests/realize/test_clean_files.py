@@ -18,7 +18,7 @@ import quantpipe
 from quantpipe.app.files import asset
 from quantpipe.data import DigitsDataset
 from quantpipe.graph.build import GraphBuilder
-from quantpipe.graph.rewrites.explicit import write_out
+from quantpipe.intake.rewrites.explicit import write_out
 from tests.ops.line import Net
 
 QUICK: dict[str, Any] = {"agreement_samples": 4, "layer_samples": 4, "latency_runs": 1, "baseline": "none"}

@@ -18,7 +18,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
 from quantpipe.graph.execute import Session
-from quantpipe.graph.quantized.restore import runnable
+from quantpipe.intake.quantized.restore import runnable
 from quantpipe.lowering import Rendered
 from quantpipe.realize.qonnx import arithmetic
 from quantpipe.realize.qonnx.nodes import DOMAIN

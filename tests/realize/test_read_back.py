@@ -18,7 +18,7 @@ from PIL import Image
 import quantpipe
 from quantpipe.artifacts import digest_json
 from quantpipe.data import ImageFolderDataset
-from quantpipe.graph.tflite import litert
+from quantpipe.intake.tflite import litert
 from tests.ops.line import Net
 from tests.realize.test_many_forms import QUICK
 

@@ -14,8 +14,8 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
+from quantpipe.intake.load import load_graph
 from quantpipe.lowering import opset_for
 from quantpipe.types import HardwareSpec
 from quantpipe.verify import verify_folder

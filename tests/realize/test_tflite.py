@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
-from quantpipe.graph.tflite import litert
-from quantpipe.graph.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
 from quantpipe.graph.view import Graph
+from quantpipe.intake.tflite import litert
+from quantpipe.intake.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
 from quantpipe.intmath import requantize_fixed_point
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite.container import packed

@@ -11,7 +11,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.tflite import litert
+from quantpipe.intake.tflite import litert
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import DType, HardwareSpec

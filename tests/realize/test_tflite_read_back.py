@@ -11,15 +11,15 @@ import pytest
 
 from quantpipe.errors import HardwareError, ModelError
 from quantpipe.evaluate.imported import Quantized, imported_part
-from quantpipe.graph.load import load_graph, read_graph
-from quantpipe.graph.tflite import litert
-from quantpipe.graph.tflite.read_tables import METADATA
 from quantpipe.hardware.legality import reachable
+from quantpipe.intake.load import load_graph, read_graph
+from quantpipe.intake.tflite import litert
+from quantpipe.intake.tflite.read_tables import METADATA
 from quantpipe.realize.tflite.container import Container, TensorQuantization
 from quantpipe.realize.tflite.run import LiteRTKernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import Accumulate, ImportedPart
-from tests.graph.tflite_rows import small_net
+from tests.intake.tflite_rows import small_net
 from tests.ops.cases import CASES
 from tests.ops.line import Line, hardware, line, normal_samples
 from tests.ops.test_every_op import line_of

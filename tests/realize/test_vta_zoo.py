@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from tests.ops.line import ArraySamples, line
 from tests.ops.test_zoo_agreement import line_of
 from tests.realize.test_vta_form import run_vta, unpriced

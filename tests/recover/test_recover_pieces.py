@@ -12,7 +12,7 @@ import pytest
 
 from quantpipe.data.sources.digits import digits_arrays
 from quantpipe.errors import ArtifactError
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from quantpipe.plan import Overrides
 from quantpipe.recover import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.reconstruct.activation_store import ActivationStore

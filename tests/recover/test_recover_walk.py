@@ -11,8 +11,8 @@ import pytest
 
 from quantpipe.data.sources.digits import digits_arrays
 from quantpipe.errors import HardwareError
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.normalize import expose
+from quantpipe.intake.load import load_graph
 from quantpipe.metrics.outputs import kl_divergence
 from quantpipe.pipeline import stages
 from quantpipe.plan import NO_OVERRIDES, Overrides

@@ -16,10 +16,10 @@ from quantpipe.errors import HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.execute import Session
-from quantpipe.graph.rewrites.recurrent import CELLS
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cells import Recurrent, cell_forms
 from quantpipe.hardware.load import load_hardware
+from quantpipe.intake.rewrites.recurrent import CELLS
 from quantpipe.types import DType, HardwareSpec, LoopForms
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line

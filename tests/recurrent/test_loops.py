@@ -21,17 +21,17 @@ from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.explain.error_attribution import Causes
 from quantpipe.graph.execute import Session
-from quantpipe.graph.rewrites.recurrent import CELLS, looped
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cells import Recurrent, cell_forms
 from quantpipe.hardware.cost import bops, cycles
 from quantpipe.hardware.load import load_hardware
+from quantpipe.intake.rewrites.recurrent import CELLS, looped
 from quantpipe.metrics.reference import Compared
 from quantpipe.oprules.loops import products_of
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
 from quantpipe.types import DType, LoopForms
 from quantpipe.verify import verify_folder
-from tests.graph.test_bodies import scanned
+from tests.intake.test_bodies import scanned
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line
 from tests.recurrent.nets import INPUT, SIZE, classifier, layer, scans
 from tests.recurrent.test_steps import GIVEN, MORE, cleaned, run

@@ -19,10 +19,10 @@ from onnx.backend.test.case.node import _NodeTestCases, gru, lstm, rnn
 from quantpipe.api.model import model_file
 from quantpipe.errors import ConfigError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import clean_graph, read_graph
-from quantpipe.graph.rewrites.recurrent import CELLS, MOST_STEPS, cells, unrolled
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cells import Recurrent, cell_forms, read_recurrent
+from quantpipe.intake.load import clean_graph, read_graph
+from quantpipe.intake.rewrites.recurrent import CELLS, MOST_STEPS, cells, unrolled
 from quantpipe.types import LoopForms
 from tests.ops.line import ArraySamples, hardware, line
 from tests.recurrent.nets import classifier, layer
@@ -164,7 +164,7 @@ def test_a_wrong_step_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
         return cells.CellState(made.cell, made.hidden)
 
     monkeypatch.setattr(cells, "WRITERS", {**cells.WRITERS, "LSTM": wrong})
-    monkeypatch.setattr("quantpipe.graph.rewrites.recurrent.unroll.WRITERS", {**cells.WRITERS, "LSTM": wrong})
+    monkeypatch.setattr("quantpipe.intake.rewrites.recurrent.unroll.WRITERS", {**cells.WRITERS, "LSTM": wrong})
     model, feeds = layer("LSTM")
     graph = cleaned(model, feeds, LoopForms(("LSTM",)))
     assert [n.op for n in graph.nodes] == ["LSTM"]

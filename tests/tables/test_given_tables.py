@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.api.model import model_file
-from quantpipe.graph.load import clean_graph, read_graph
+from quantpipe.intake.load import clean_graph, read_graph
 from quantpipe.plan.table_numbers import real_rows
 from quantpipe.types import Keep
 from tests.ops.line import ArraySamples, Line, line

@@ -10,7 +10,7 @@ import torch
 
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.rewrites.batch_norms import BatchNorm
+from quantpipe.intake.rewrites.batch_norms import BatchNorm
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.simulate.simulator import bind, simulate
 from quantpipe.train.quantized_network import QuantizedNetwork

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quantpipe.errors import ConfigError
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.plan import NO_OVERRIDES
 from tests.ops.line import ArraySamples, line, normal_samples
 from tests.verify.folders import DIGITS, hardware_files

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quantpipe import intmath
-from quantpipe.graph.rewrites.batch_norms import BatchNorm
+from quantpipe.intake.rewrites.batch_norms import BatchNorm
 from quantpipe.types import DType, PowerOfTwo, Range, Symmetry, TensorSchema
 
 torch = pytest.importorskip("torch")

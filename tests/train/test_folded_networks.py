@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from quantpipe.api.model import model_file
-from quantpipe.graph.load import clean_graph, read_graph
-from quantpipe.graph.rewrites.batch_norms import batch_norms
+from quantpipe.intake.load import clean_graph, read_graph
+from quantpipe.intake.rewrites.batch_norms import batch_norms
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from tests.ops.line import Line, Net, hardware, line, normal_samples
 from tests.zoo import requires_zoo, zoo

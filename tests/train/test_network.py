@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from quantpipe.graph.execute import Session
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph, Node, view
+from quantpipe.intake.load import load_graph
 from tests.ops.cases import CASES
 from tests.ops.line import Net, load, normal_samples
 from tests.zoo import requires_zoo, zoo

@@ -16,8 +16,8 @@ from onnx import numpy_helper
 from quantpipe.artifacts import Origin
 from quantpipe.artifacts.digest import digest_file, digest_json
 from quantpipe.certify import certificate
-from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.intake.load import load_graph
 from quantpipe.pipeline.origin_parts import device_part
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.types import QuantPlan

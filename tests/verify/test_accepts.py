@@ -11,7 +11,7 @@ import pytest
 
 from quantpipe.app.chosen_forms import forms_of
 from quantpipe.errors import ArtifactError, HardwareError, QuantpipeError
-from quantpipe.graph.load import load_graph
+from quantpipe.intake.load import load_graph
 from quantpipe.types import QuantPlan
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, Net, hardware, line

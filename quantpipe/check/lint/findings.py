@@ -12,10 +12,10 @@ from quantpipe.check.lint.reading import Reading, read
 from quantpipe.check.lint.rules import PAIRS, RULES, LintPlace
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.graph.load import load_as_written
 from quantpipe.graph.op_tables import CAST, MULTIPLY, NARROWING
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float, refusal, takes_float
+from quantpipe.intake.load import load_as_written
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import AddInputs, HardwareSpec, RequantizeKind, Scales, TensorInfo
 

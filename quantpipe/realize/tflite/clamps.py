@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.tflite.layout import Order, laid, place
-from quantpipe.graph.tflite.operators import ACTIVATIONS
+from quantpipe.intake.tflite.layout import Order, laid, place
+from quantpipe.intake.tflite.operators import ACTIVATIONS
 from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.types import Form, Kernel, Quantizer, Requantize
 

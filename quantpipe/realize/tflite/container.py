@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.tflite import litert
-from quantpipe.graph.tflite.operators import IDENTIFIER, SCHEMA_VERSION, TYPES
+from quantpipe.intake.tflite import litert
+from quantpipe.intake.tflite.operators import IDENTIFIER, SCHEMA_VERSION, TYPES
 from quantpipe.types import DType
 
 PLACEHOLDER = 127

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.tflite.layout import Order, laid, place, plain, turned
-from quantpipe.graph.tflite.operators import ADDITIONS, EXTREMES, TABLED
 from quantpipe.graph.view import Node
+from quantpipe.intake.tflite.layout import Order, laid, place, plain, turned
+from quantpipe.intake.tflite.operators import ADDITIONS, EXTREMES, TABLED
 from quantpipe.oprules.definitions import specified
 from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer, bounds_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.tflite import litert
 from quantpipe.graph.view import Graph
+from quantpipe.intake.tflite import litert
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import PREFIX, Provenance
 from quantpipe.realize.tflite.howto import howto

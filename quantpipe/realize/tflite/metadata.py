@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from quantpipe.graph.tflite import litert
+from quantpipe.intake.tflite import litert
 
 NAME = "TFLITE_METADATA"
 IDENTIFIER = b"M001"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quantpipe.graph.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
-from quantpipe.graph.tflite.operators import BLOCKS, POOLS, REDUCTIONS
 from quantpipe.graph.view import Node
+from quantpipe.intake.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
+from quantpipe.intake.tflite.operators import BLOCKS, POOLS, REDUCTIONS
 from quantpipe.realize.tflite.elements import aligned
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer
 from quantpipe.realize.tflite.windows import as_map, padded, window_of

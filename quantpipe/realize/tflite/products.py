@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.tflite.layout import channels_last, place, plain
-from quantpipe.graph.tflite.operators import POOLS, SUMS
 from quantpipe.graph.view import Node
+from quantpipe.intake.tflite.layout import channels_last, place, plain
+from quantpipe.intake.tflite.operators import POOLS, SUMS
 from quantpipe.oprules.rows import row_axes
 from quantpipe.realize.tflite.clamps import clamped
 from quantpipe.realize.tflite.container import TensorQuantization

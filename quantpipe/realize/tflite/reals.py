@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.tflite.layout import Order, channels_last, plain, turned
-from quantpipe.graph.tflite.operators import ELEMENTWISE, POOLS, REDUCTIONS
 from quantpipe.graph.view import Node
+from quantpipe.intake.tflite.layout import Order, channels_last, plain, turned
+from quantpipe.intake.tflite.operators import ELEMENTWISE, POOLS, REDUCTIONS
 from quantpipe.realize.tflite import moves
 from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.realize.tflite.windows import Window, plain_padding, window_of

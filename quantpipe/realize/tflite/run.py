@@ -15,10 +15,10 @@ import numpy as np
 from quantpipe import intmath
 from quantpipe.arrays import Array, Feeds
 from quantpipe.errors import HardwareError, brief
-from quantpipe.graph.tflite import litert
-from quantpipe.graph.tflite.layout import Order
-from quantpipe.graph.tflite.operators import IDENTIFIER
-from quantpipe.graph.tflite.read_tables import METADATA
+from quantpipe.intake.tflite import litert
+from quantpipe.intake.tflite.layout import Order
+from quantpipe.intake.tflite.operators import IDENTIFIER
+from quantpipe.intake.tflite.read_tables import METADATA
 
 LATENCY_RUNS = 30
 LATENCY_SECONDS = 1.0

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.tflite.layout import Order, between, laid, plain, same_memory, turned
 from quantpipe.graph.view import Graph, Node
+from quantpipe.intake.tflite.layout import Order, between, laid, plain, same_memory, turned
 from quantpipe.realize.tflite.container import Container, TensorQuantization
 from quantpipe.types import DType, Form, Kernel, Operand, Quantizer, QuantPlan, Topology
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.tflite.layout import laid
-from quantpipe.graph.tflite.read_tables import FUNCTIONS, METADATA
 from quantpipe.graph.view import Graph, Node
+from quantpipe.intake.tflite.layout import laid
+from quantpipe.intake.tflite.read_tables import FUNCTIONS, METADATA
 from quantpipe.lowering.fragments import ops_of
 from quantpipe.oprules import Family
 from quantpipe.realize.tflite import elements, metadata, moves, products, reals

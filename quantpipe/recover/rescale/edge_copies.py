@@ -14,8 +14,8 @@ from quantpipe.annotate.edge_copies import EDGES, copy_name
 from quantpipe.annotate.fixed_operands import rescales
 from quantpipe.annotate.topology import analyze
 from quantpipe.errors import ConfigError
-from quantpipe.graph.fixed import fixed_hash
 from quantpipe.graph.view import Graph
+from quantpipe.intake.fixed import fixed_hash
 from quantpipe.recover.rescale.constant_writer import Writer
 from quantpipe.types import Form, HardwareSpec, Schema, Topology
 

@@ -23,8 +23,8 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.arrays import along
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.graph.fixed import fixed_hash
 from quantpipe.graph.view import Graph, Node
+from quantpipe.intake.fixed import fixed_hash
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import COLUMNS, PASSAGES, TARGET_SHAPES
 from quantpipe.recover.rescale.constant_writer import Writer

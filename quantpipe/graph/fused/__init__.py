@@ -1,7 +1,0 @@
-"""Ops of onnxruntime that do the work of several ops of ONNX, written as these when a model is loaded.
-
-onnxruntime's optimizer writes such ops into the files that it saves, and its model builders do, too.
-"""
-
-from quantpipe.graph.fused.past_axes import settle_pasts
-from quantpipe.graph.fused.written_out import FUSED, fused_written_out, refuse_undefined

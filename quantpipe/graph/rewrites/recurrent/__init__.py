@@ -1,6 +1,0 @@
-"""Recurrent layers (LSTM, GRU, RNN) as the products and functions that their steps are made of, in a row or a loop."""
-
-from quantpipe.graph.rewrites.recurrent.layer import CELLS, PARTS
-from quantpipe.graph.rewrites.recurrent.layout import time_first
-from quantpipe.graph.rewrites.recurrent.loop import looped, weights_outside
-from quantpipe.graph.rewrites.recurrent.unroll import MOST_STEPS, unrolled
