@@ -15,14 +15,18 @@ from functools import cache
 from typing import Any, get_args, get_type_hints, is_typeddict
 
 from quantpipe.types import CompareReport, ExplainReport, RunReport, StrategyFile
+from quantpipe.types.certificate_file import CertificateFile
 from quantpipe.types.figures import Figures
+from quantpipe.types.plan_file import PlanFile
+from quantpipe.types.run_files import ChoicesFile, ParetoFile, SplitRecord, TopologyFile
 from website.pages import ROOT
 
 PAGE = ROOT / "docs" / "artifacts.md"
 _LINE = re.compile(r"^(Keys[^\n]*?): \[`(\w+)`\]\([^\n)]*\)$", re.M)
 _KEY = re.compile(r"`(\w+)`")
 _SEVERAL = re.compile(r"((?:`\w+`, )+`\w+`): (.*)")
-_FILES = (RunReport, StrategyFile, ExplainReport, CompareReport, Figures)
+_FILES = (RunReport, StrategyFile, ExplainReport, CompareReport, Figures, PlanFile, CertificateFile)
+_FILES_OF_STAGES = (TopologyFile, ChoicesFile, ParetoFile, SplitRecord)
 Row = tuple[list[str], str]
 """Keys with one meaning, and this meaning."""
 
@@ -111,7 +115,7 @@ def _inside(hint: Any, tables: set[str], around: tuple[Any, ...] = ()) -> Iterat
 def _types() -> dict[str, Any]:
     """Return the types of the files and of their parts, by name."""
     found: dict[str, Any] = {}
-    left: list[Any] = list(_FILES)
+    left: list[Any] = [*_FILES, *_FILES_OF_STAGES]
     while left:
         kind = left.pop()
         if kind.__name__ not in found:

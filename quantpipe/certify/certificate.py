@@ -1,7 +1,7 @@
 """Write certificate.json.
 
 It holds the claims of all kernels, what is only checked on samples, and where the model holds each tensor. The keys are
-an interface: docs/artifacts.md.
+an interface, in `types/certificate_file.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quantpipe.types import (
     ReasonRow,
     Topology,
 )
+from quantpipe.types.certificate_file import CertificateSummary, CertifiedKernel, FloatNode, ModelClaims, WrittenNode
 
 WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 """Attributes that convolutions and pools carry in every form."""
@@ -36,25 +37,23 @@ WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 def certificate(
     graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec, *, realized: Rendered, form: str
-) -> dict[str, Any]:
+) -> ModelClaims:
     """Return all of certificate.json but its origin and the digests of the files that it is about."""
     claims = Claims(graph, topology, plan, spec, form)
-    kernels = {
-        k.node: {
-            "op": k.op,
-            **claims.of(k),
-            "attributes": _attributes(graph.by_name[k.node], plan.kernels[k.node]),
-            **_parameters(k, graph, plan.kernels[k.node]),
-        }
-        for k in topology.kernels
-        if k.node in plan.kernels
-    }
+    kernels: dict[str, CertifiedKernel] = {}
+    for k in topology.kernels:
+        if k.node in plan.kernels:
+            attributes = _attributes(graph.by_name[k.node], plan.kernels[k.node])
+            kernels[k.node] = {"op": k.op, **claims.of(k), "attributes": attributes}
+            if parameters := _parameters(k, graph, plan.kernels[k.node]):
+                kernels[k.node]["parameters"] = parameters
     real = [n for n in graph.nodes if n.name not in topology.kernel_of and n.name not in topology.fused_into]
     names = frozenset(n.name for n in real)
     written = written_floats(realized.model, names)
-    floats = [
+    unwritten = WrittenNode()
+    floats: list[FloatNode] = [
         {"node": n.name, "op": n.op, "reason": str(topology.float_nodes.get(n.name, "it runs in float")),
-         **written.get(n.name, {})}
+         **written.get(n.name, unwritten)}
         for n in real
     ]  # fmt: skip
     return {
@@ -63,7 +62,6 @@ def certificate(
         "kernels": kernels,
         "float_nodes": floats,
         "summary": _summary(kernels, floats),
-        **({"bfloat16": sorted(topology.brain_floats)} if topology.brain_floats else {}),
         **real_part(realized.model, topology, names),
     }
 
@@ -79,7 +77,7 @@ def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
     return {name: node.attr(name) for name in sorted(names) if name in node.attributes}
 
 
-def _parameters(kernel: Kernel, graph: Graph, numbers: KernelPlan) -> dict[str, Any]:
+def _parameters(kernel: Kernel, graph: Graph, numbers: KernelPlan) -> dict[str, str]:
     """Return the digests of constants that define how an op moves values (shapes, ends, repeats), by input port.
 
     A single float is a value that the op writes, and is among the numbers, as the bounds of a clamp are.
@@ -90,11 +88,10 @@ def _parameters(kernel: Kernel, graph: Graph, numbers: KernelPlan) -> dict[str, 
         return {}
     data = {operand.port for operand in kernel.operands}
     known = {p: graph.constant(t) for p, t in enumerate(node.inputs) if t and p not in data and graph.is_constant(t)}
-    found = {str(p): digest_array(a) for p, a in known.items() if a.dtype.kind in "iub" or a.size != 1}
-    return {"parameters": found} if found else {}
+    return {str(p): digest_array(a) for p, a in known.items() if a.dtype.kind in "iub" or a.size != 1}
 
 
-def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, Any]]) -> dict[str, int]:
+def _summary(kernels: Mapping[str, CertifiedKernel], floats: list[FloatNode]) -> CertificateSummary:
     proved = sum(bool(k["proved"]) for k in kernels.values())
     return {
         "kernels": len(kernels),
@@ -104,19 +101,17 @@ def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, An
     }
 
 
-def proof_summary(claims: Mapping[str, Any], samples: int) -> ProofPart:
+def proof_summary(claims: ModelClaims, samples: int) -> ProofPart:
     """Return the report's part on the certificate.
 
     That is how much is proved, on how many samples the rest is checked, and why it is not proved.
     """
     left: list[ReasonRow] = [
-        {"node": node, "reason": entry["reason"]} for node, entry in claims["kernels"].items() if not entry["proved"]
+        {"node": node, "reason": entry["reason"] or ""}
+        for node, entry in claims["kernels"].items()
+        if not entry["proved"]
     ]
-    departing = sum(
-        entry.get(part, {}).get("departing") or 0
-        for entry in claims["kernels"].values()
-        for part in ("requantize", "narrowing")
-    )
+    narrowed = [c for k in claims["kernels"].values() for c in (k.get("requantize"), k.get("narrowing")) if c]
     nodes: list[ReasonRow] = [{"node": f["node"], "reason": f["reason"]} for f in claims["float_nodes"]]
     summary = claims["summary"]
     return {
@@ -125,6 +120,6 @@ def proof_summary(claims: Mapping[str, Any], samples: int) -> ProofPart:
         "checked": summary["checked"],
         "float_nodes": summary["float_nodes"],
         "samples": samples,
-        "departing": departing,
+        "departing": sum(claim.get("departing") or 0 for claim in narrowed),
         "on_samples": left + nodes,
     }

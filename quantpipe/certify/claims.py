@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from quantpipe.types import (
     Sum,
     Topology,
 )
+from quantpipe.types.certificate_file import AccumulatorClaim, CarriedClaim, Claimed, KernelClaims, ProgramClaim
 
 ENUMERATED = 1 << 16
 """Pairs of operands that are looked at one by one."""
@@ -63,12 +63,12 @@ class Claims:
     form: str
     _raw: dict[str, int] = field(default_factory=dict)
 
-    def of(self, kernel: Kernel) -> dict[str, Any]:
+    def of(self, kernel: Kernel) -> KernelClaims:
         """Return one kernel's entry of the certificate."""
         numbers = self.plan.kernels[kernel.node]
         writer: Writer = _WRITERS.get(type(numbers), Claims._move)
         reason = self._unproved(kernel, numbers)
-        found: dict[str, Any] = {"proved": reason is None, "reason": reason} | writer(self, kernel, numbers)
+        found: KernelClaims = {"proved": reason is None, "reason": reason, **writer(self, kernel, numbers)}
         narrowing = self.plan.narrowings.get(kernel.output)
         if narrowing is not None:
             peak = np.array([self._raw[kernel.output]])
@@ -126,16 +126,18 @@ class Claims:
 
     # --- claims by kind -----------------------------------------------------------------------------------------------
 
-    def _accumulate(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:
+    def _accumulate(self, kernel: Kernel, numbers: Accumulate) -> Claimed:
         data, weight = self.plan.quantizers[kernel.operands[0].tensor], self.plan.weights[numbers.weight]
         peaks = reach(self.topology, weight, data) + (0 if numbers.bias is None else np.abs(numbers.bias))
         self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
-        found = self._sums(kernel.node, numbers.bound, numbers.limit) | {"carried": self._carried(kernel, numbers)}
+        sums = self._sums(kernel.node, numbers.bound, numbers.limit)
+        found: Claimed = {"accumulator": sums, "carried": self._carried(kernel, numbers)}
         largest = largest_sum(self.graph, self.topology, kernel, weight, data=data)
-        found |= {} if largest is None else {"pairs": {"largest": largest}}
+        if largest is not None:
+            found["pairs"] = {"largest": largest}
         return found | _narrowed(numbers.output, peaks, numbers.limit)
 
-    def _carried(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:
+    def _carried(self, kernel: Kernel, numbers: Accumulate) -> CarriedClaim:
         """Return how the simulated model holds the sums."""
         if kernel.op in TRANSPOSED:
             parts = parts_of(self.plan, numbers, kernel)
@@ -144,65 +146,69 @@ class Claims:
             return {"by": "float32"}
         data, weight = self.plan.quantizers[kernel.operands[0].tensor], self.plan.weights[numbers.weight]
         axis, peak = self.topology.weight_of[weight.tensor].channel_axis, max(abs(data.low), abs(data.high))
-        digits = digits_for(weight, axis, peak, kernel.node)
-        return {"by": "digits", **{n: [d.count, d.bits] for n, d in zip(("data", "weight"), digits, strict=True)}}
+        of_data, of_weight = digits_for(weight, axis, peak, kernel.node)
+        return {
+            "by": "digits",
+            "data": [of_data.count, of_data.bits],
+            "weight": [of_weight.count, of_weight.bits],
+        }
 
-    def _contract(self, kernel: Kernel, numbers: Contract) -> dict[str, Any]:
+    def _contract(self, kernel: Kernel, numbers: Contract) -> Claimed:
         self._raw[kernel.output] = numbers.bound
         by = "float64" if self._is_wide_product(kernel) else "int32"
         by = "float32" if numbers.exact_in_float32 else by
-        given = {"given": {"products": product_terms(self.graph.by_name[kernel.node], self.graph)}}
-        found = given | self._sums(kernel.node, numbers.bound, None) | {"carried": {"by": by}}
+        found: Claimed = {
+            "given": {"products": product_terms(self.graph.by_name[kernel.node], self.graph)},
+            "accumulator": self._sums(kernel.node, numbers.bound, None),
+            "carried": {"by": by},
+        }
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
-    def _sum(self, kernel: Kernel, numbers: Sum) -> dict[str, Any]:
+    def _sum(self, kernel: Kernel, numbers: Sum) -> Claimed:
         if numbers.scale is None:
             return {"carried": {"by": "float64"}, "requantize": {"pairs": self._pairs(numbers)}}
         if numbers.terms[0].fixed is not None:
-            return {"carried": {"by": "int64"}} | _narrowed(numbers.output, np.array([numbers.bound]), None)
+            found: Claimed = {"carried": {"by": "int64"}}
+            return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
         self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
-        found = self._sums(kernel.node, numbers.bound, numbers.limit) | {"carried": {"by": _float(numbers.bound)}}
+        found = self._counted(kernel, numbers.bound, numbers.limit)
         return found | _narrowed(numbers.output, np.array([numbers.bound]), numbers.limit)
 
-    def _product(self, kernel: Kernel, numbers: Product) -> dict[str, Any]:
-        found = self._sums(kernel.node, numbers.bound, None) | {"carried": {"by": _float(numbers.bound)}}
+    def _product(self, kernel: Kernel, numbers: Product) -> Claimed:
+        return self._counted(kernel, numbers.bound) | _narrowed(numbers.output, np.array([numbers.bound]), None)
+
+    def _average(self, kernel: Kernel, numbers: Average) -> Claimed:
+        found: Claimed = {"given": {"elements": numbers.count}, **self._counted(kernel, numbers.bound)}
+        if numbers.bound >= EXACT_FLOAT32 and is_window(self.graph.by_name[kernel.node]):
+            found["carried"] = {"by": "bytes"}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
-    def _average(self, kernel: Kernel, numbers: Average) -> dict[str, Any]:
-        window = numbers.bound >= EXACT_FLOAT32 and is_window(self.graph.by_name[kernel.node])
-        carried = {"by": "bytes"} if window else {"by": _float(numbers.bound)}
-        sums = self._sums(kernel.node, numbers.bound, None)
-        found = {"given": {"elements": numbers.count}} | sums | {"carried": carried}
-        return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
-
-    def _lookup(self, kernel: Kernel, numbers: Lookup) -> dict[str, Any]:
+    def _lookup(self, kernel: Kernel, numbers: Lookup) -> Claimed:
         function = specified(self.graph.by_name[kernel.node], self.graph)
         return {"table": {"entries": int(numbers.table.size), "function": function}}
 
-    def _program(self, kernel: Kernel, numbers: Program) -> dict[str, Any]:
+    def _program(self, kernel: Kernel, numbers: Program) -> Claimed:
         peak = max(max(abs(s.low), abs(s.high)) for s in numbers.steps)
-        shapes = [list(self.graph.shapes[o.tensor]) for o in kernel.operands]
-        found = {"steps": len(numbers.steps), "bound": peak, "formed": numbers.kind}
-        return {"program": found | ({} if self._is_open(kernel) else {"shapes": shapes})}
+        found: ProgramClaim = {"steps": len(numbers.steps), "bound": peak, "formed": numbers.kind}
+        if not self._is_open(kernel):
+            found["shapes"] = [list(self.graph.shapes[o.tensor]) for o in kernel.operands]
+        return {"program": found}
 
-    def _move(self, kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
+    def _move(self, kernel: Kernel, numbers: KernelPlan) -> Claimed:
         if kernel.form is Form.RAW:
             self._raw[kernel.output] = self._raw[kernel.operands[0].tensor]
         return {}
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
-    def _sums(self, node: str, bound: int, limit: Limit | None) -> dict[str, Any]:
+    def _counted(self, kernel: Kernel, bound: int, limit: Limit | None = None) -> Claimed:
+        return {"accumulator": self._sums(kernel.node, bound, limit), "carried": {"by": _float(bound)}}
+
+    def _sums(self, node: str, bound: int, limit: Limit | None) -> AccumulatorClaim:
         may = accumulators_of(self.topology, self.spec, node)
         held = next((a for a in may if a.qmax >= bound), may[0])
         label = held.label if limit is None else limit.label
-        return {
-            "accumulator": {
-                "dtype": label,
-                "bound": bound,
-                "overflow": None if limit is None else limit.overflow,
-            }
-        }
+        return {"dtype": label, "bound": bound, "overflow": None if limit is None else limit.overflow}
 
     def _peaks(self, numbers: Sum) -> list[int]:
         """Return the maximum |q| of each operand, its zero point included."""
@@ -223,7 +229,7 @@ class Claims:
         return count
 
 
-Writer = Callable[..., dict[str, Any]]
+Writer = Callable[..., Claimed]
 
 _WRITERS: Mapping[type, Writer] = {
     Accumulate: Claims._accumulate,
@@ -237,7 +243,7 @@ _WRITERS: Mapping[type, Writer] = {
 """Kinds not named here move values."""
 
 
-def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> dict[str, Any]:
+def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> Claimed:
     """Return the claim for sums up to `peaks`, `[C]`, or for the sums that the accumulator keeps."""
     if output is None:
         return {}

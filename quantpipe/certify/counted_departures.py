@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.arrays import Ints
 from quantpipe.types import FixedRounding, Requantize, RequantizeKind, Rounding
+from quantpipe.types.certificate_file import NarrowedClaim
 
 SHOWN = 8
 """Departures that are listed one by one."""
@@ -41,7 +42,7 @@ class Departures:
     departing: int | None
     first: list[list[int | None]]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> NarrowedClaim:
         """Return the figures as plain data, for certificate.json."""
         return {"accumulators": self.accumulators, "departing": self.departing, "first": self.first}
 

@@ -7,7 +7,7 @@ It names the graph's inputs and outputs, the opsets and the functions of the fil
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,36 +18,33 @@ from quantpipe import extend
 from quantpipe.artifacts.digest import digest_array, digest_bytes, digest_json
 from quantpipe.lowering.half import TO_HALF, TO_SINGLE
 from quantpipe.types import Topology
+from quantpipe.types.certificate_file import DefinedFunction, ReadByUsers, RealPart, WrittenNode
 
 
-def real_part(model: ir.Model, topology: Topology, floats: Collection[str]) -> dict[str, Any]:
+def real_part(model: ir.Model, topology: Topology, floats: Collection[str]) -> RealPart:
     """Return the keys of certificate.json that hold for the file as a whole.
 
     `topology`: Its topology, which names the tables that rows are looked up in. `floats`: Names of the nodes in float.
-    Returns `inputs`, `outputs`: names in order. `opsets`: domain -> version. `constants`: name -> digest of the
-    constants that nodes in float read or the graph shows. `functions`: those that the file defines. `auxiliary_nodes`:
-    nodes in which the form writes a node in float, in addition to the node itself.
     """
     graph = model.graph
     heads = _heads(topology)
     own = [n for n in graph if n.name in floats]
     auxiliary = [n for n in graph if n.name not in floats and _is_auxiliary(n, heads)]
-    return {
-        "inputs": [i.name for i in graph.inputs],
-        "outputs": [o.name for o in graph.outputs],
+    found: RealPart = {
+        "inputs": [str(i.name) for i in graph.inputs],
+        "outputs": [str(o.name) for o in graph.outputs],
         "opsets": {domain or "ai.onnx": version for domain, version in sorted(graph.opset_imports.items())},
         "constants": _constants(graph, [*own, *auxiliary]),
         "functions": _functions(model),
-        "auxiliary_nodes": [{"node": n.name, **described(n)} for n in auxiliary],
+        "auxiliary_nodes": [{"node": str(n.name), **described(n)} for n in auxiliary],
     }
+    if topology.brain_floats:
+        found["bfloat16"] = sorted(topology.brain_floats)
+    return found
 
 
-def file_part(model: ir.Model) -> dict[str, Any]:
-    """Return the keys of certificate.json on what users of the file read: its ports and its metadata.
-
-    `ports`: name -> ONNX's code of the type and the axes, of inputs and outputs. `metadata`: all entries, such as
-    session options and preprocessing, after the last of them was written.
-    """
+def file_part(model: ir.Model) -> ReadByUsers:
+    """Return the keys of certificate.json on the ports and the metadata, after the last entry was written."""
     graph = model.graph
     return {
         "ports": {str(v.name): _port(ir.to_proto(v)) for v in (*graph.inputs, *graph.outputs)},
@@ -55,18 +52,18 @@ def file_part(model: ir.Model) -> dict[str, Any]:
     }
 
 
-def _port(value: onnx.ValueInfoProto) -> list[Any]:
+def _port(value: onnx.ValueInfoProto) -> tuple[int, list[int | str | None]]:
     kind = value.type.tensor_type
     axes = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
-    return [kind.elem_type, axes]
+    return kind.elem_type, axes
 
 
-def written_floats(model: ir.Model, floats: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return name -> `op_type`, `domain`, `inputs`, `outputs` and `attributes` of nodes in float as written."""
+def written_floats(model: ir.Model, floats: Collection[str]) -> dict[str, WrittenNode]:
+    """Return name -> node of the nodes in float as written."""
     return {str(n.name): described(n) for n in model.graph if n.name in floats}
 
 
-def described(node: ir.Node) -> dict[str, Any]:
+def described(node: ir.Node) -> WrittenNode:
     """Return what a node is and reads, as plain data; tensors and graphs among its attributes are digests."""
     return {
         "op_type": node.op_type,
@@ -152,7 +149,7 @@ def _read(node: ir.Node) -> Iterator[str]:
                 yield from _read(inner)
 
 
-def _functions(model: ir.Model) -> list[Mapping[str, str]]:
+def _functions(model: ir.Model) -> list[DefinedFunction]:
     """The functions of installed packages that nodes call: domain, name and digest of what they compute."""
     called = {(n.domain, n.op_type) for n in model.graph.all_nodes()}
     own = {**{(f.domain, f.name): f for f in (ir.to_proto(g) for g in model.functions.values())}, **extend.functions()}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.splits import Splits
 from quantpipe.types import Batch, Objects, Samples, groups_of, objects_of, sample_name
+from quantpipe.types.run_files import SourceRecord
 
 Arrays = Mapping[str, NDArray[Any]]
 Shapes = Callable[[Arrays], Mapping[str, tuple[int, ...]]]
@@ -45,9 +46,10 @@ class NoisySamples:
         return self._samples.labelled
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> SourceRecord:
         """See `SourceSamples.record`; `drawn` are the inputs of random numbers."""
-        return {**getattr(self._samples, "record", {}), "drawn": [i.name for i in self._inputs]}
+        own: SourceRecord = getattr(self._samples, "record", SourceRecord())
+        return {**own, "drawn": [i.name for i in self._inputs]}
 
     @property
     def objects(self) -> tuple[Objects, ...] | None:

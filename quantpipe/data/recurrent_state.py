@@ -22,6 +22,7 @@ from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError, ModelError, nearest
 from quantpipe.types import Batch, TensorInfo
+from quantpipe.types.run_files import SourceRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class StatefulSamples:
         return self._samples.name(position)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> SourceRecord:
         """See `SourceSamples.record`."""
         return {**self._samples.record, "state": self._state, "sequences": int(self._samples.starts.sum())}
 

@@ -17,6 +17,7 @@ from quantpipe.data.input_checks import Feed, cast, check_shape, one_number_each
 from quantpipe.data.source import Rows, Source
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import Batch, Objects
+from quantpipe.types.run_files import SourceRecord
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class SourceSamples:
         return f"sha256:{hasher.hexdigest()}"
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> SourceRecord:
         """Return which samples these are, as plain data: docs/artifacts.md."""
         return {
             "source": self._source.where,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.types.certificate_file import TableFunction
 
 ATTRIBUTES = {
     "Sigmoid": (), "Tanh": (), "HardSwish": (), "Softplus": (), "Softsign": (), "Mish": (), "Erf": (), "Exp": (),
@@ -16,7 +17,7 @@ ATTRIBUTES = {
 """Ops whose tables can be recomputed from their definition, with the attributes that it has."""
 
 
-def specified(node: Node, graph: Graph) -> dict[str, Any] | None:
+def specified(node: Node, graph: Graph) -> TableFunction | None:
     """Return the function of a node; None where its definition is not known here."""
     if node.op not in ATTRIBUTES or node.domain not in ("", "ai.onnx"):
         return None

@@ -55,6 +55,7 @@ from quantpipe.types import (
     by_model,
 )
 from quantpipe.types.choice_key import STRUCTURAL, ChoiceKind
+from quantpipe.types.run_files import SplitRecord
 from quantpipe.version import __version__
 
 
@@ -331,7 +332,7 @@ def shortfall(
 _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 
 
-def _data(record: Mapping[str, Any]) -> DataPart:
+def _data(record: SplitRecord) -> DataPart:
     """Return the part of `data.json` for the report; indices, and names of all skipped samples, stay there."""
     skipped = record.get("skipped", [])
     known = {k: v for k, v in record.items() if k not in ("indices", "skipped", "duplicates")}

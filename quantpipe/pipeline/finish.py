@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from quantpipe.annotate.half import below_half, beyond_half
 from quantpipe.artifacts import read_json
@@ -53,6 +54,7 @@ from quantpipe.types import (
     Range,
     RunReport,
 )
+from quantpipe.types.certificate_file import ModelClaims
 from quantpipe.version import __version__
 
 
@@ -127,7 +129,7 @@ def evaluate(
         )  # fmt: skip
         budget.per_sample = partial(course.seconds_per_sample, FLOAT_MODEL)
         report, shown = _evaluate(made, decision, profile, realized=realized, course=course, seen=seen, budget=budget)
-        claims = read_json(context.files.certificate, context.realized(made.strategy))
+        claims = cast("ModelClaims", read_json(context.files.certificate, context.realized(made.strategy)))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
         if (wrong := diagnose(report, budget)) is not None:
             report["diagnosis"] = wrong

@@ -30,6 +30,7 @@ from quantpipe.pipeline.sample_axis import with_sample_axis
 from quantpipe.pipeline.settings import Settings
 from quantpipe.recover import with_edge_copies, with_split_channels
 from quantpipe.types import Samples
+from quantpipe.types.run_files import SourceRecord, SplitRecord
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +77,8 @@ class Inputs:
         """Return the samples that judge the steps of recovery."""
         return self.search if self.aside is None else self.aside
 
-    def data_record(self) -> dict[str, Any]:
-        """Return which samples serve which split.
-
-        The record has source, count, digest, indices, and what was left out (docs/artifacts.md).
-        """
+    def data_record(self) -> dict[str, SplitRecord]:
+        """Return which samples serve which split."""
         roles = {"calibrate": self.calibrate, "search": self.search, "judge": self.aside, "train": self.train}
         roles["evaluate"] = self.evaluate
         return {role: record_of(samples) for role, samples in roles.items() if samples is not None}
@@ -262,13 +260,16 @@ def _fixed_batch(graph: Graph) -> int | None:
     return graph.fixed_batch
 
 
-def record_of(samples: Samples) -> dict[str, Any]:
+def record_of(samples: Samples) -> SplitRecord:
     """Return the record of a split's samples, of any class."""
     if isinstance(samples, First):
         known = record_of(samples.samples)
-        cut = {"indices": _head(known["indices"], len(samples))} if "indices" in known else {}
-        return {**known, "samples": len(samples), "digest": samples.digest, **cut}
-    return {"samples": len(samples), "digest": samples.digest, **getattr(samples, "record", {})}
+        known |= {"samples": len(samples), "digest": samples.digest}
+        if "indices" in known:
+            known["indices"] = _head(known["indices"], len(samples))
+        return known
+    own: SourceRecord = getattr(samples, "record", SourceRecord())
+    return {"samples": len(samples), "digest": samples.digest, **own}
 
 
 def _head(ranges: Sequence[Sequence[int]], count: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ from quantpipe.types import (
     SearchReport,
     Trial,
 )
+from quantpipe.types.run_files import FrontRow
 
 
 def picked(context: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, FrontPart]:
@@ -42,7 +43,8 @@ def picked(context: RunContext, result: SearchResult, objective: Objective) -> t
 
 def write_front(context: RunContext, front: Sequence[Trial], decision: SearchDecision, table: ThresholdTable) -> None:
     """Write search/pareto.json, one strategy per point in search/front, and the chosen one."""
-    rows, points, report = [], {}, decision.report
+    rows: list[FrontRow] = []
+    points, report = {}, decision.report
     for trial in front:
         assignment = context.space.decode(trial.point)
         strategy = table.strategy(assignment)

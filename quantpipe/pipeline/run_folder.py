@@ -47,7 +47,9 @@ from quantpipe.types import (
     RunReport,
     Topology,
 )
+from quantpipe.types.certificate_file import CertificateFile, CertifiedFiles, ModelClaims
 from quantpipe.types.figures import Figures
+from quantpipe.types.run_files import ChoicesFile, ParetoFile, SplitRecord, TopologyFile
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's where it is there: the same text, sooner
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -135,23 +137,34 @@ class RunFolder:
 
         `chosen_from` is the origin of the space, which a threshold may widen and the user may narrow.
         """
-        payload = {
+        payload: TopologyFile = {
             "node_conds": dict(topology.node_conds),
             "edge_conds": dict(topology.edge_conds),
             "float_nodes": {node: reason.text for node, reason in topology.float_nodes.items()},
             "groups": [
-                {"key": g.key, "tensors": g.tensors, "sources": g.sources, "dtype": g.dtype, "max_bits": g.max_bits}
+                {
+                    "key": g.key,
+                    "tensors": list(g.tensors),
+                    "sources": list(g.sources),
+                    "dtype": g.dtype,
+                    "max_bits": g.max_bits,
+                }
                 for g in topology.groups
             ],
             "kernels": [
-                {"node": k.node, "op": k.op, "output": k.output, "form": k.form, "fused": k.fused}
+                {"node": k.node, "op": k.op, "output": k.output, "form": k.form, "fused": list(k.fused)}
                 for k in topology.kernels
             ],
         }
-        choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
+        decided: ChoicesFile = {
+            "choices": [
+                {"key": c.key, "kind": c.kind, "options": list(c.options), "edges": list(c.edges)} for c in space
+            ],
+            "size": str(space.size),
+        }
         with ArtifactUnit(self.topology.parent) as unit:
             unit.json(self.topology, payload, origin)
-            unit.json(self.choices, {"choices": choices, "size": str(space.size)}, chosen_from)
+            unit.json(self.choices, decided, chosen_from)
 
     def write_profile(self, profile: Profile, origin: Origin) -> None:
         """Write the statistics, for programs and for people.
@@ -220,7 +233,7 @@ class RunFolder:
         text = yaml.dump(plain(config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=120)
         write_text(self.config, text, origin)
 
-    def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
+    def write_data(self, record: Mapping[str, SplitRecord], origin: Origin) -> None:
         """Write which samples serve which split."""
         write_json(self.data, record, origin)
 
@@ -245,7 +258,7 @@ class RunFolder:
         self,
         strategy: Mapping[str, Any],
         points: Mapping[str, Mapping[str, Any]],
-        table: Mapping[str, Any],
+        table: ParetoFile,
         origin: Origin,
     ) -> None:
         """Write a Pareto front and remove the points of an earlier one.
@@ -284,7 +297,7 @@ class RunFolder:
         plan: QuantPlan,
         topology: Topology,
         realized: Rendered,
-        claims: Mapping[str, Any],
+        claims: ModelClaims,
         *,
         origin: Origin,
         others: Mapping[str, Rendered | bytes] = NOTHING,
@@ -304,13 +317,14 @@ class RunFolder:
                 else:
                     unit.bytes(self.beside(name), content, origin)
             unit.bytes(self.ship, ship.encode(), origin)
-            unit.json(
-                self.certificate,
-                {**claims, **file_part(realized.model), "digests": self._digests(unit, origin)},
-                origin,
-            )
+            certificate: CertificateFile = {
+                **claims,
+                **file_part(realized.model),
+                "digests": self._digests(unit, origin),
+            }
+            unit.json(self.certificate, certificate, origin)
 
-    def _digests(self, unit: ArtifactUnit, origin: Origin) -> dict[str, Any]:
+    def _digests(self, unit: ArtifactUnit, origin: Origin) -> CertifiedFiles:
         return {
             "model": unit.digests[self.model],
             "data": {path.name: digest for path, digest in unit.digests.items() if self._is_data(path)},

@@ -143,6 +143,7 @@ class DataPart(TypedDict):
     skipped_names: list[str]
     state: NotRequired[dict[str, str]]
     sequences: NotRequired[int]
+    drawn: NotRequired[list[str]]
 
 
 class CalibratePart(TypedDict):
@@ -273,7 +274,7 @@ class RunReport(OptionalParts):
     # comparison of simulated and realized integers
     agreement: AgreementPart
     # by split, as in data.json, without indices: `samples`, `digest`, `source`, `skipped` (how many), `skipped_names`
-    # (at most ten), `duplicates` (how many), `state`, `sequences`
+    # (at most ten), `duplicates` (how many), `state`, `sequences`, `drawn`
     data: dict[str, DataPart]
     # model → [low, high]: the 95 % interval of its accuracy (Wilson)
     intervals: dict[str, list[float]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from quantpipe.pipeline import build_report
+from quantpipe.types import DataPart
+from quantpipe.types.run_files import SplitRecord
 from website import schemas
 
 
@@ -67,3 +70,15 @@ def test_every_form_of_a_type(change: dict[str, Any], legal: bool) -> None:
 def test_a_type_that_json_has_not_is_refused() -> None:
     with pytest.raises(TypeError, match="no JSON Schema"):
         schemas._schema(set, {})
+
+
+def test_a_split_with_every_key_fits_the_report() -> None:
+    record: SplitRecord = {
+        "samples": 9, "digest": "sha256:0", "source": "digits", "indices": [[0, 8]], "duplicates": [[9, 9]],
+        "skipped": [{"index": 3, "name": "a.png", "reason": "cut short"}], "state": {"present": "past"},
+        "sequences": 2, "drawn": ["noise"],
+    }  # fmt: skip
+    assert set(record) == set(get_type_hints(SplitRecord))
+    parts: dict[str, dict[str, Any]] = {}
+    schema = {**schemas._schema(DataPart, parts), "$defs": parts}
+    Draft202012Validator(schema).validate(build_report._data(record))

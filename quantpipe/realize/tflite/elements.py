@@ -185,9 +185,12 @@ def _record(walk: TfliteWalk, node: Node, plan: Lookup, *, result: int, order: O
     out = walk.plan.quantizers[walk.topology.kernel_of[node.name].output]
     low, high = bounds_of(out, plan.low, plan.high)
     ends = [(low, out.dtype.qmin), (high, out.dtype.qmax)]
-    function["bounds"] = [None if q == end else float(out.scale) * (q - out.zero_point) for q, end in ends]
-    function["shapes"] = [list(walk.graph.shapes[t]) for t in node.inputs[1:] if t]
-    walk.functions[result] = function | {"axes": list(order)}
+    walk.functions[result] = {
+        **function,
+        "bounds": [None if q == end else float(out.scale) * (q - out.zero_point) for q, end in ends],
+        "shapes": [list(walk.graph.shapes[t]) for t in node.inputs[1:] if t],
+        "axes": list(order),
+    }
 
 
 def _of_16(walk: TfliteWalk, node: Node, plan: Lookup, *, value: int, result: int) -> None:
