@@ -1,1 +1,1 @@
-"""Files that ship inside the package: the default model, small transformers, and the scripts that made them."""
+"""Files that ship inside the package: the default model, small transformers, a detector, and schemas for editors."""

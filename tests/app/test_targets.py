@@ -29,8 +29,6 @@ DEPTH = 3
 def modules_of_quantpipe() -> list[ModuleType]:
     found = []
     for info in pkgutil.walk_packages(quantpipe.__path__, "quantpipe."):
-        if info.name.startswith("quantpipe.assets.train_"):  # they need torch
-            continue
         try:
             found.append(importlib.import_module(info.name))
         except ModuleNotFoundError as error:

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from embedded_models.train_tiny_decoder import OPSET, PASSAGE, SIZE, build, parts, to_onnx, topics_of_python
 from quantpipe import assets
-from quantpipe.assets.train_tiny_decoder import OPSET, PASSAGE, SIZE, build, parts, to_onnx, topics_of_python
 from quantpipe.data.sources.ascii_text import ascii_ids, ascii_tokens
 
 FOLDER = Path(assets.__file__).parent

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import pytest
 
+from embedded_models.train_digits_vit import OPSET, SIZES, build, to_onnx
 from quantpipe import assets
-from quantpipe.assets.train_digits_vit import OPSET, SIZES, build, to_onnx
 from quantpipe.data import DigitsColumnsDataset, DigitsDataset
 from quantpipe.intake.load import load_graph
 from quantpipe.types import Samples, TensorInfo

@@ -74,7 +74,7 @@ COUNTS = {1: 123, 2: 104, 3: 28, 4: 1}
 
 def test_the_file_is_what_the_script_writes() -> None:
     pytest.importorskip("torch")
-    from quantpipe.assets.train_digits_detect import build, to_onnx
+    from embedded_models.train_digits_detect import build, to_onnx
 
     own, other = onnx.load(PATH), to_onnx(build().eval())
     plain = ("Identity", "Constant")  # which later versions of the exporter add

@@ -1,8 +1,8 @@
 """The embedded default data: scikit-learn's bundled digits, 1797 grey images of 8x8 pixels, values 0..16.
 
 The division into a training and a held-out part is fixed here for good, because the embedded model was trained on the
-first: `assets/train_digits.py` and the dataset below both ask `digits_parts`, so they can never disagree. Only ranges
-are taken from images that the model has seen in training; on those its outputs are too sure to steer a search by.
+first. `embedded_models/train_digits.py` and the dataset below both call `digits_parts`, so they cannot disagree. Only
+ranges are taken from images that the model has seen in training; on those its outputs are too sure to steer a search.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Make the embedded detector: `python -m quantpipe.assets.train_digits_detect FILE` (needs the extra `train`).
+"""Make the embedded detector: `python -m embedded_models.train_digits_detect FILE` (needs the extra `train`).
 
-It finds the digits of scenes (`quantpipe/data/sources/digits_detect.py`), trained on digits of the training part, with
-the head of current detectors without anchors: two strides, 8 and 16 pixels; per place the distances to the four sides
-of a box as distributions over multiples of the stride ("distribution focal loss"), and the chance of each class. The
+It finds the digits of scenes (`quantpipe/data/sources/digits_detect.py`), and is trained on digits of the training
+part. It has the head of current detectors without anchors, at two strides, 8 and 16 pixels. Each place gives the
+distances to the four sides of a box, as distributions over multiples of the stride ("distribution focal loss"). It also
+gives the chance of each class. The
 decode is part of the graph, as exporters write it: Softmax and the expectation by a convolution, places and strides as
 constants, Sigmoid and Concat. Input `image` `[N, 1, 64, 64]` = pixel / 255, output `detections` `[N, 14, 80]`: centre,
 width and height in pixels, and ten scores, for each of 64 + 16 places.
@@ -55,7 +56,7 @@ def build() -> Any:
         return nn.Sequential(conv, nn.BatchNorm2d(outer), nn.ReLU())
 
     class Residual(nn.Module):  # type: ignore[misc]
-        """Two convolutions beside the identity."""
+        """Two convolutions, added to the identity."""
 
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -170,7 +171,7 @@ def loss_of(net: Any, images: Any, boxes: Any, classes: Any) -> Any:
 
 
 def train(digits: NDArray[np.uint8], labels: NDArray[np.int64]) -> Any:
-    """Return the trained net in evaluation mode, with every batch drawn anew.
+    """Return the trained net in evaluation mode, with every batch drawn again.
 
     `digits`: `[n, 8, 8]`, values 0 to 16. `labels`: class of each digit, `[n]`.
     """

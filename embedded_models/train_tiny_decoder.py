@@ -1,4 +1,4 @@
-"""Make the embedded decoder: `python -m quantpipe.assets.train_tiny_decoder FOLDER` (needs the extra `train`).
+"""Make the embedded decoder: `python -m embedded_models.train_tiny_decoder FOLDER` (needs the extra `train`).
 
 It learns the next character from Python's own documentation, which every Python contains: the topics of its language
 reference (`pydoc_data.topics`) and the docstrings of its standard library. It writes `tiny_decoder.onnx`, and

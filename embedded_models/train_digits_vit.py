@@ -1,4 +1,4 @@
-"""Make the embedded transformers: `python -m quantpipe.assets.train_digits_vit FOLDER` (needs the extra `train`).
+"""Make the embedded transformers: `python -m embedded_models.train_digits_vit FOLDER` (needs the extra `train`).
 
 Both are trained on the training part of scikit-learn's digits and exported by torch itself, at opset 17, so that the
 files hold what real exports hold: LayerNormalization, Gelu as Div, Erf, Add and Mul, attention as MatMul, Softmax and
@@ -6,9 +6,9 @@ Transpose, and projections as MatMul and Add.
 
 `digits_vit.onnx` sees 16 patches of 2x2 pixels, input `image` `[N, 1, 8, 8]` = pixel / 16; the scores of each head get
 a learned bias by the places of query and key. `digits_vit_masked.onnx` sees a digit as the sequence of its columns from
-the first with ink to the last (see `digits_columns`): inputs `columns` `[N, T, 8]` and `attention_mask`
+the first with ink to the last (see `digits_columns`). Its inputs are `columns` `[N, T, 8]` and `attention_mask`
 `[N, T]` int64, T up to 8, 1 where there is a column and 0 where there is padding. Padding is kept out of the attention
-by adding float32's least number to its scores, as the encoders of Hugging Face do. Output of both: `logits` `[N, 10]`.
+by adding float32's lowest number to its scores, as the encoders of Hugging Face do. Output of both: `logits` `[N, 10]`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.assets.train_digits import TrainingRecipe, fitted, training_images
+from embedded_models.train_digits import TrainingRecipe, fitted, training_images
 from quantpipe.data.sources.digits_columns import COLUMNS, columns_of
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def build(size: Size) -> Any:
             return self.out(mixed.reshape(mixed.shape[0], mixed.shape[1], size.width))
 
     class Block(nn.Module):  # type: ignore[misc]
-        """Attention and a perceptron, each behind its LayerNormalization and added to what came in."""
+        """Attention and a perceptron, each after its LayerNormalization and added to what came in."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,12 +1,12 @@
-"""Make the embedded default model: `python -m quantpipe.assets.train_digits digits.onnx` (needs the extra `train`).
+"""Make the embedded default model: `python -m embedded_models.train_digits digits.onnx` (needs the extra `train`).
 
 Takes scikit-learn's digits (the training part of `quantpipe.data.sources.digits`), gives an ONNX file: opset 17, input
 `image` `[N, 1, 8, 8]` float32 = pixel / 16, output `logits` `[N, 10]`. A small MobileNet: stem, depthwise-separable
 blocks, residual adds, BatchNormalization left in the file so that the pipeline has something to fold.
 
 The network is one table, LAYERS, which both the torch forward pass and the ONNX writer walk. After training, `spread`
-rescales channels without changing the function, so that their ranges differ as in real mobile networks (Nagel et al.
-2019, "Data-Free Quantization", section 3): without it a net this small survives any quantization.
+rescales channels without changing the function. Their ranges then differ as in real mobile networks (Nagel et al.
+2019, "Data-Free Quantization", section 3). Without it a net this small survives any quantization.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def to_onnx(net: Any) -> onnx.ModelProto:
     )
     model = helper.make_model(
         graph,
-        producer_name="quantpipe.assets.train_digits",
+        producer_name="quantpipe.assets.train_digits",  # as in the file that ships
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=8,
     )
