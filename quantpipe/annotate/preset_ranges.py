@@ -13,6 +13,7 @@ from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules.positions import sines_of
 from quantpipe.types import Denominator, DType, FunctionKind, HardwareSpec, Kernel, Range, Schema, Symmetry
 
 
@@ -36,6 +37,7 @@ def pins_of(
     """
     found: dict[str, FixedRange] = {}
     kernel_of = {k.node: k for k in kernels}
+    sines = {name for name in sines_of(graph) if name not in kernel_of}
     for tensor, dtype in dtypes.items():
         producer = graph.producers.get(tensor)
         rule = rule_of(producer) if producer is not None else None
@@ -44,6 +46,8 @@ def pins_of(
             formed = kernel_of.get(producer.name) is not None and has_own_range(spec, producer, rule.family)
             if fixed_outputs or formed:
                 found[tensor] = _fixed(rule.fixed, min(dtype.bits, spec.activations.bits), dtype, schema)
+        if producer is not None and producer.name in sines:
+            found[tensor] = FixedRange(Range(-1.0, 1.0), None, FUNCTION)
         own = _of_device(spec, producer, dtype, schema) if producer is not None and producer.name in kernel_of else None
         if own is not None:
             found[tensor], formed = own, True

@@ -13,6 +13,7 @@ from functools import partial
 
 from quantpipe.annotate.bits import bounded_group, bounded_weight, ends_of, limited
 from quantpipe.annotate.block_choices import with_block
+from quantpipe.annotate.cache_operands import with_new_values_apart
 from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import ConstraintKind
@@ -60,7 +61,10 @@ def analyze(
     settled_here = settle(graph, spec, options, structure)
     spec, conditions = settled_here.spec, settled_here.conditions
     swallowed, draft = settled_here.swallowed, settled_here.draft
-    kernels = [_apart(k) if structure.rescales(k.node) else k for k in settled_here.kernels]
+    ways = {k.node: _signatures(graph, spec, k.node) for k in settled_here.kernels}
+    own = {**draft.dtypes, **_weight_types(settled_here.kernels, conditions)}
+    kernels = with_new_values_apart(graph, spec, settled_here.kernels, ways, stored=own)
+    kernels = [_apart(k) if structure.rescales(k.node) else k for k in kernels]
     taken = {name for chain in swallowed.values() for name in chain}
     node_conds = {n.name: n.name in conditions.integer or n.name in taken for n in graph.nodes}
     reasons = {n: r for n, r in conditions.reasons.items() if n not in taken}
@@ -89,7 +93,6 @@ def analyze(
         schema=schema,
         fixed_outputs=options.fixed_outputs,
     )
-    ways = {k.node: _signatures(graph, spec, k.node) for k in kernels}
     stored, weights = _widest(spec, kernels, ways, conditions, stored=draft.dtypes)
     solved = scale_groups(graph, spec, kernels, stored, edges=edges, pins=pins, least=least)
     real = weighted(graph, spec, reasons)
@@ -170,14 +173,20 @@ def _widest(
 
     Where a file lists kernels of 8 and of 16 bits and allows 16, a search begins there and comes down to the others.
     """
-    weights: dict[str, DType] = {}
-    for kernel in kernels:
-        port = OP_RULES[kernel.op].weight
-        if kernel.weight is not None and port is not None:
-            weights.setdefault(kernel.weight, conditions.integer[kernel.node].input(port))
+    weights = _weight_types(kernels, conditions)
     most = dict.fromkeys(stored, spec.activations.widest) | dict.fromkeys(weights, spec.weights.widest)
     found = StorageTypes(kernels, signatures, {**stored, **weights}).at(most)
     return {t: found[t] for t in stored}, {t: found[t] for t in weights}
+
+
+def _weight_types(kernels: Sequence[Kernel], conditions: Conditions) -> dict[str, DType]:
+    """Weight -> the type that the signature of its first kernel names."""
+    found: dict[str, DType] = {}
+    for kernel in kernels:
+        port = OP_RULES[kernel.op].weight
+        if kernel.weight is not None and port is not None:
+            found.setdefault(kernel.weight, conditions.integer[kernel.node].input(port))
+    return found
 
 
 def _edges(graph: Graph) -> list[Edge]:
