@@ -13,6 +13,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.range_choices import owner_of, range_choice
 from quantpipe.errors import ConfigError
 from quantpipe.hardware.gain import Gains
+from quantpipe.hardware.storage import storage_types
 from quantpipe.types import (
     Choice,
     ChoiceSpace,
@@ -115,7 +116,15 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
         owner = owner_of(group, reference)
         bits = int(assignment[bits_key(owner)]) if owner is not None else group.max_bits
         found |= dict.fromkeys(group.tensors, max(min(bits, group.widest), min(group.min_bits, group.max_bits)))
-    return found | {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.stored_constants}
+    found |= {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.stored_constants}
+    return found | _of_types(topology, found)
+
+
+def _of_types(topology: Topology, bits: Mapping[str, int]) -> dict[str, int]:
+    """The bits of tensors with a range for each type: all bits of the type in which the kernels around have them."""
+    groups = [g for g in topology.groups if g.narrower and bits[g.key] < g.max_bits]
+    types = storage_types(topology).at(bits) if groups else {}
+    return {t: min(max(types[m].bits for m in g.tensors), g.max_bits) for g in groups for t in g.tensors}
 
 
 def steps_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:

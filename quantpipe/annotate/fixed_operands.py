@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quantpipe.annotate.conditions import Conditions
-from quantpipe.annotate.preset_ranges import has_own_range
+from quantpipe.annotate.function_ranges import has_own_range
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import takes_float
 from quantpipe.oprules import Family, OpRule, rule_of

@@ -16,13 +16,15 @@ class FixedRange:
     """A range that is not up to calibration; with `bits` the number of bits is settled, too.
 
     `yields`: where tensors of two such ranges share a scale on a device that cannot bring one to the other, both take
-    the hull of the two. What a user states does not yield.
+    the hull of the two. What a user states does not yield. `narrower`: fewer bits that the tensor may have instead,
+    each with its range.
     """
 
     range: Range
     bits: int | None
     reason: str
     yields: bool = False
+    narrower: tuple[tuple[int, Range], ...] = ()
 
     @property
     def is_of_device(self) -> bool:

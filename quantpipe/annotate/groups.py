@@ -113,7 +113,7 @@ def scale_groups(
         if fewest > most:  # stated: more than the device's default, where it has more
             most = min(widest, spec.activations.widest)
         if pin is not None and pin.bits is not None:
-            most, fewest = min(most, pin.bits), max(fewest, pin.bits)
+            most, fewest = min(most, pin.bits), max(fewest, min((pin.bits, *(bits for bits, _ in pin.narrower))))
         if fewest > most:
             raise ConfigError(
                 f"{members[0]!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE
@@ -129,6 +129,7 @@ def scale_groups(
                 fewest,
                 pin.range if pin is not None else None,
                 min(widest, spec.activations.raise_to) if pin is None else 0,
+                narrower=pin.narrower if pin is not None else (),
             )
         )
     return SolvedGroups(tuple(groups), tuple(solved))

@@ -17,6 +17,7 @@ from quantpipe.annotate.cache_operands import with_new_values_apart
 from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import ConstraintKind
+from quantpipe.annotate.function_ranges import function_pins
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.half import half_nodes
@@ -84,16 +85,9 @@ def analyze(
     held = {t.tensor for t in tables} | {e.tensor for e in inside}
     refuse_unreached(graph, kernels, {*draft.dtypes, *held}, reasons, constraints=constraints)
     least = {t: c.bits for t, c in constraints.items() if c.kind is ConstraintKind.ANY}
-    pins = pins_of(
-        graph,
-        kernels,
-        draft.dtypes,
-        constraints,
-        spec=spec,
-        schema=schema,
-        fixed_outputs=options.fixed_outputs,
-    )
     stored, weights = _widest(spec, kernels, ways, conditions, stored=draft.dtypes)
+    functions = function_pins(graph, kernels, stored, spec=spec, schema=schema, fixed_outputs=options.fixed_outputs)
+    pins = pins_of(graph, functions, draft.dtypes, constraints, spec=spec, schema=schema)
     solved = scale_groups(graph, spec, kernels, stored, edges=edges, pins=pins, least=least)
     real = weighted(graph, spec, reasons)
     reasons |= {k.node: reason_of(spec) for k in real}

@@ -119,8 +119,9 @@ class ThresholdTable:
 
         With `whole` it is the hull of everything that calibration saw.
         """
-        if group.fixed is not None:
-            return group.fixed
+        fixed = group.fixed_at(bits)
+        if fixed is not None:
+            return fixed
         if isinstance(self._estimator, DecidedEstimator) and not whole:
             found = self._estimator.range_of(group.key, bits, lambda b: self._hull(group, b, False))
             if found is not None:

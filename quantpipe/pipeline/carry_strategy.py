@@ -45,8 +45,8 @@ def carried(
     bits: dict[str, int] = {}
     thresholds: dict[str, Any] = {}
     for group in topology.groups:
-        _bits(group, group.key, given, bits, notes=notes)
-        _range(group, ranges, thresholds)
+        found_bits = _bits(group, group.key, given, bits, notes=notes)
+        _range(group, ranges, thresholds, found_bits)
     for site in topology.weights:
         _bits(site, site.tensor, given, bits, notes=notes)
         if site.tensor in ranges:
@@ -77,14 +77,15 @@ def _part(found: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
 
 def _bits(
     site: ScaleGroup | WeightSite, name: str, given: Mapping[str, Any], made: dict[str, int], *, notes: list[str]
-) -> None:
-    """Set a tensor's bits: the highest of its edges in the file, within the limits of the device."""
+) -> int:
+    """Set a tensor's bits, and return them: the highest of its edges in the file, within the device's limits."""
     known = [b for e in site.edges if isinstance(b := given.get(e), int) and not isinstance(b, bool)]
     wanted = max(known, default=site.max_bits)
     found = max(min(wanted, site.widest), min(site.min_bits, site.max_bits))
     if found != wanted:
         notes.append(f"{name} has {found} bits in place of {wanted}")
     made |= dict.fromkeys(site.edges, found)
+    return found
 
 
 def _table_bits(site: TableSite, given: Mapping[str, Any], made: dict[str, int], notes: list[str]) -> None:
@@ -97,10 +98,10 @@ def _table_bits(site: TableSite, given: Mapping[str, Any], made: dict[str, int],
     made |= dict.fromkeys(site.edges, found)
 
 
-def _range(group: ScaleGroup, ranges: Mapping[str, Any], made: dict[str, Any]) -> None:
+def _range(group: ScaleGroup, ranges: Mapping[str, Any], made: dict[str, Any], bits: int) -> None:
     """Set a group's range: the hull of its tensors' ranges in the file."""
-    if group.fixed is not None:
-        made[group.key] = {"low": group.fixed.low, "high": group.fixed.high}
+    if (fixed := group.fixed_at(bits)) is not None:
+        made[group.key] = {"low": fixed.low, "high": fixed.high}
         return
     known = [_ends(ranges[t]) for t in group.tensors if t in ranges and not isinstance(ranges[t], list)]
     if known:

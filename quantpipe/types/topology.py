@@ -89,7 +89,8 @@ class ScaleGroup:
     """Hold tensors that share one scale, zero point and bit width.
 
     `sources` are the members whose statistics decide the range (the others are copies or parts of them). `fixed` is
-    the range where it is known beforehand; then no statistics are needed.
+    the range where it is known beforehand; then no statistics are needed. `narrower` has the range of fewer bits, where
+    the tensors may be stored in a narrower type.
     """
 
     key: str
@@ -102,11 +103,16 @@ class ScaleGroup:
     fixed: Range | None = None
     raised_bits: int = 0
     """What `precision=auto` may raise it to; 0: nothing beyond `max_bits`."""
+    narrower: tuple[tuple[int, Range], ...] = ()
 
     @property
     def widest(self) -> int:
         """Return the most bits that it can have, raised or not."""
         return max(self.max_bits, self.raised_bits)
+
+    def fixed_at(self, bits: int) -> Range | None:
+        """Return the range that is known beforehand, of so many bits."""
+        return dict(self.narrower).get(bits, self.fixed)
 
 
 @dataclass(frozen=True)
