@@ -26,7 +26,7 @@ from quantpipe.oprules.float_ops import OF_TYPES, QUANTIZED, QUANTIZED_OPS
 from quantpipe.oprules.positions import angles_of
 from quantpipe.oprules.scores import VIEWS
 from quantpipe.option_checks import is_integer, matching
-from quantpipe.types import AddInputs, FloatOn, FloatType, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
+from quantpipe.types import AddInputs, FloatType, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 from quantpipe.types.structure import DEFAULT
 
@@ -167,7 +167,7 @@ def decide(
         for n in graph.nodes
         if structure.floats(n.name)
     }
-    kept = _angles(graph, spec) | _skipped(graph, spec) | _kept_in_float(graph, options) | chosen
+    kept = _angles(graph) | _skipped(graph, spec) | _kept_in_float(graph, options) | chosen
     additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
     found = Conditions({}, {}, additions, _held(graph, options))
     either: dict[str, OpSignature] = {}
@@ -336,9 +336,9 @@ def _skipped(graph: Graph, spec: HardwareSpec) -> dict[str, Reason]:
     return kept
 
 
-def _angles(graph: Graph, spec: HardwareSpec) -> dict[str, Reason]:
-    """What would saturate beyond the positions of the samples, where the device or its host computes floats."""
-    if spec.float_on is FloatOn.NONE or graph.imported is not None:
+def _angles(graph: Graph) -> dict[str, Reason]:
+    """What would saturate beyond the positions of the samples; a file with scales of its own has decided that."""
+    if graph.imported is not None:
         return {}
     why = "it computes angles of positions, and no sample bounds these"
     return dict.fromkeys(angles_of(graph), Reason(ReasonKind.NODE, why))

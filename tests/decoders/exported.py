@@ -14,17 +14,21 @@ HEADS, KV, SIZE, WIDTH, PLACES = 4, 2, 8, 16, 6
 KINDS = ("key", "value")
 
 
-def attention(how: str = "Concat") -> Net:
-    """Return a net of one attention, whose cache takes new positions by an op: by Concat it grows."""
+def attention(how: str = "Concat", *, rotary: bool = False) -> Net:
+    """Return a net of one attention, whose cache takes new positions by an op: by Concat it grows.
+
+    `rotary`: whether queries and keys are turned by the angles of their positions.
+    """
     static = how != "Concat"
     net = Net(name=how, opset=24 if how == "TensorScatter" else 17)
     x = net.input(None, 1, WIDTH)
     pasts = {kind: net.input(None, KV, PLACES if static else None, SIZE, name=f"past.{kind}") for kind in KINDS}
-    place = net.input(None, 1, name="place") if static else ""
-    query = _heads(net, x, HEADS, "query")
+    place = net.input(None, 1, name="place") if static or rotary else ""
+    sines = _sines(net, place) if rotary else None
+    query = _heads(net, x, HEADS, "query", sines)
     presents, repeated = {}, {}
     for kind in KINDS:
-        new = _heads(net, x, KV, kind)
+        new = _heads(net, x, KV, kind, sines if kind == "key" else None)
         presents[kind] = JOINS[how](net, pasts[kind], new, place, kind)
         repeated[kind] = _repeated(net, presents[kind], kind)
     half = net.constant(np.float32(SIZE**-0.25), "half")
@@ -45,10 +49,31 @@ def attention(how: str = "Concat") -> Net:
     return net
 
 
-def _heads(net: Net, x: str, heads: int, name: str) -> str:
+def _sines(net: Net, place: str) -> tuple[str, str]:
+    """Cos and Sin of positions times frequencies, as rotary embeddings are exported."""
+    counted = net.node("Cast", net.node("Cast", place, name="counted", to=7), name="count", to=1)
+    column = net.node("Reshape", counted, net.constant(np.int64([-1, 1, 1])), name="column")
+    speeds = net.constant(np.float32(0.5 ** np.arange(SIZE // 2)), "speeds")
+    row = net.node("Mul", column, speeds, name="angles")
+    twice = net.node("Concat", row, row, name="twice", axis=-1)
+    both = [net.node(op, twice, name=op.lower()) for op in ("Cos", "Sin")]
+    first, second = (net.node("Unsqueeze", v, net.constant(np.int64([1])), name=f"{v}_of_heads") for v in both)
+    return first, second
+
+
+def _turned(net: Net, value: str, sines: tuple[str, str], name: str) -> str:
+    cut = [net.constant(np.int64([n])) for n in (0, SIZE // 2, SIZE, 3)]
+    low, high = (net.node("Slice", value, *cut[i : i + 2], cut[3], name=f"{name}_half{i}") for i in range(2))
+    other = net.node("Concat", net.node("Neg", high, name=f"{name}_neg"), low, name=f"{name}_other", axis=-1)
+    parts = [net.node("Mul", v, sine, name=f"{v}_part") for v, sine in zip((value, other), sines, strict=True)]
+    return net.node("Add", *parts, name=f"{name}_turned")
+
+
+def _heads(net: Net, x: str, heads: int, name: str, sines: tuple[str, str] | None = None) -> str:
     made = net.node("MatMul", x, net.floats(WIDTH, heads * SIZE, scale=0.4), name=f"{name}_of")
     apart = net.node("Reshape", made, net.constant(np.int64([0, 0, heads, SIZE])), name=f"{name}_apart")
-    return net.node("Transpose", apart, name=f"{name}_heads", perm=[0, 2, 1, 3])
+    found = net.node("Transpose", apart, name=f"{name}_heads", perm=[0, 2, 1, 3])
+    return found if sines is None else _turned(net, found, sines, name)
 
 
 def _grown(net: Net, past: str, new: str, place: str, kind: str) -> str:
