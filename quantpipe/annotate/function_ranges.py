@@ -48,7 +48,7 @@ def function_pins(
             continue
         if node.name in sines:
             found.usual[tensor] = FixedRange(Range(-1.0, 1.0), None, FUNCTION)
-        elif node.name in made and (pin := _formed(spec, node, rule, dtype, schema)) is not None:
+        elif node.name in made and (pin := _formed(spec, node, rule, dtype=dtype, schema=schema)) is not None:
             found.formed[tensor] = pin
         elif fixed_outputs and rule.fixed is not None:
             types = _types(spec, node, dtype) if node.name in made else (dtype,)
@@ -62,7 +62,7 @@ def has_own_range(spec: HardwareSpec, node: Node, family: Family) -> bool:
     return family is Family.ROWS or FunctionKind.TFLITE in kinds
 
 
-def _formed(spec: HardwareSpec, node: Node, rule: OpRule, dtype: DType, schema: Schema) -> FixedRange | None:
+def _formed(spec: HardwareSpec, node: Node, rule: OpRule, *, dtype: DType, schema: Schema) -> FixedRange | None:
     """The pin that the device gives a result, in each type that it may have; None: it gives none."""
     types = _types(spec, node, dtype)
     exact = [_of_device(spec, node, d, schema) for d in types]

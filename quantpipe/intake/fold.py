@@ -29,7 +29,7 @@ def fold_batch_norms(graph: ir.Graph) -> None:
 
 def _fold(graph: ir.Graph, norm: ir.Node) -> None:
     numbers = numbers_of(graph, norm)
-    conv = norm.inputs[0].producer() if norm.inputs[0] is not None else None
+    conv = norm.inputs[0].producer() if numbers is not None and norm.inputs[0] is not None else None
     weight = conv.inputs[1] if conv is not None else None
     if numbers is None or conv is None or weight is None or weight.const_value is None:
         return

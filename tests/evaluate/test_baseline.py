@@ -78,9 +78,14 @@ def test_a_range_that_is_planted_wrong_is_told_but_not_of_a_form_that_is_slower(
     assert [row["latency"] for row in part["rows"]] == [1.25, 1.25] and baseline_warning(part, made.topology) is None
 
 
-def test_a_form_that_is_as_near_and_faster_is_told(made: Line, timed: dict[str, float]) -> None:
+def test_a_form_that_is_as_near_and_faster_is_told(
+    made: Line, timed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form is planted: on x86 without VNNI, onnxruntime's own int8 weights saturate and are not as near."""
+    models = compared(made)
+    monkeypatch.setattr(module.runtime_quantization, "static", lambda *_: models.realized)
     timed["ratio"] = 1.5
-    said = baseline_warning(baseline(compared(made), made.graph.outputs[0].name), made.topology)
+    said = baseline_warning(baseline(models, made.graph.outputs[0].name), made.topology)
     assert said is not None and "is as near" in said and "in 0.67 of the result's time" in said
 
 

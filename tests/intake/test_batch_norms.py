@@ -138,6 +138,15 @@ def test_a_transposed_convolution_whose_weight_stays_in_its_file_is_not_folded(t
     assert_follows(raw.graph, clean, norms)
 
 
+def test_a_normalization_after_a_pool_leaves_the_other_rewrites_alone(tmp_path: Path, caplog: Any) -> None:
+    net = Net(seed=8)
+    x = net.node("MaxPool", net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3), kernel_shape=[2, 2])
+    net.output(net.conv(net.node("Relu", norm(net, x, 4)), 4, 4, 1, 1))
+    _, clean, norms = read(net, tmp_path)
+    assert not norms and "was skipped" not in caplog.text
+    assert "BatchNormalization" not in {node.op for node in clean.nodes}
+
+
 def test_a_wrong_number_is_found(tmp_path: Path) -> None:
     raw, clean, norms = read(DIGITS, tmp_path)
     result, numbers = next(iter(norms.items()))

@@ -287,7 +287,8 @@ HOSTILE = {
     "scale": (lambda: changed(tensor=lambda t: put("scale", [float("nan")])(t.quantization)), "with the scale nan"),
     "zero": (lambda: changed(tensor=lambda t: put("zeroPoint", [999])(t.quantization)), "with the zero points [999]"),
     "scales": (lambda: changed(tensor=lambda t: put("scale", [1.0, 2.0])(t.quantization)), "with 2 scales along axis"),
-    "sparse": (lambda: changed(tensor=put("sparsity", litert.schema().SparsityParametersT())), "which is sparse"),
+    "sparse": (lambda: changed(tensor=put("sparsity", litert.schema().SparsityParametersT())),
+               "which is sparse and no constant"),
     "variable": (lambda: changed(tensor=put("isVariable", True)), "keeps its values between runs"),
     "type": (lambda: changed(tensor=put("type", 5)), "of the type STRING"),
 }  # fmt: skip

@@ -73,10 +73,18 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     struct sigaction usual = {0};
     usual.sa_handler = SIG_DFL;
     action(SIGSEGV, &usual, NULL);
+    raise(number);
   }
 }
 
-/* The program's own actions for SIGSEGV run after this one. */
+/* The program's own actions for SIGSEGV run after this one, however they are set. */
+sighandler_t signal(int number, sighandler_t handler) {
+  struct sigaction wanted = {0}, old = {0};
+  wanted.sa_handler = handler;
+  wanted.sa_flags = SA_RESTART;
+  return sigaction(number, &wanted, &old) == 0 ? old.sa_handler : SIG_ERR;
+}
+
 int sigaction(int number, const struct sigaction *wanted, struct sigaction *old) {
   if (number != SIGSEGV) return action(number, wanted, old);
   if (old != NULL) *old = own;

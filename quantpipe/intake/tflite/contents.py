@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 from quantpipe.errors import ModelError, brief
 from quantpipe.intake.tflite import litert
 from quantpipe.intake.tflite.operators import IDENTIFIER, SCHEMA_VERSION
+from quantpipe.intake.tflite.sparse import dense_array
 
 STAGE = "model"
 MOST_AXES = 8
 MOST_ELEMENTS = 1 << 31
 """Elements of one tensor, of a single sample."""
+MOST_SPARSE = 16
+"""Elements of a sparse constant for which the file must have a byte."""
 NO_TENSOR = -1
 """What an operator has in place of an optional input."""
 
@@ -155,6 +158,7 @@ class _Parser:
             for n in range(self._count(graph.OperatorsLength()))
         )
         ports = [self._numbers(v, len(tensors), "a port") for v in (graph.InputsAsNumpy(), graph.OutputsAsNumpy())]
+        tensors, operators = _written_out(tensors, operators)
         self._check_order(tensors, operators, ports)
         names = [self._named(rows, tensors, side) for rows, side in zip(ports, ("Inputs", "Outputs"), strict=True)]
         inputs, outputs = names
@@ -226,11 +230,11 @@ class _Parser:
             raise self._refused(f"has {where} of the shape {list(shape)}, which is more than {MOST_ELEMENTS} elements")
         if kind not in NUMPY:
             return FileTensor(number, name, shape, kind)  # where nothing reads its operators, that is said of them
-        if found.Sparsity() is not None:
-            raise refused(self._where, f"has {where}, which is sparse", "a file whose weights are written out (dense)")
         if found.IsVariable():
             raise refused(self._where, f"has {where}, which keeps its values between runs", "a model without a state")
-        data = self._data(found.Buffer(), kind, shape, where)
+        data = self._data(found, kind, shape, where)
+        if data is None and found.Sparsity() is not None:
+            raise refused(self._where, f"has {where}, which is sparse and no constant", "a sparse constant")
         scale, zero, axis = self._grid(found.Quantization(), shape, kind, where)
         return FileTensor(number, name, shape, kind, frozenset(free), scale, zero, axis, data)
 
@@ -241,8 +245,9 @@ class _Parser:
         self._count(found.size)
         return tuple(int(v) for v in found)
 
-    def _data(self, number: int, kind: str, shape: tuple[int, ...], where: str) -> NDArray[Any] | None:
+    def _data(self, found: Any, kind: str, shape: tuple[int, ...], where: str) -> NDArray[Any] | None:
         """Return the content of a constant, `shape`; None for a tensor that is computed."""
+        number, sparsity = found.Buffer(), found.Sparsity()
         if not 0 <= number < self._model.BuffersLength():
             raise self._refused(f"has {where} in the buffer {number}, and {self._model.BuffersLength()} buffers")
         buffer = self._model.Buffers(number)
@@ -252,14 +257,30 @@ class _Parser:
             if begin + size > len(self._content):
                 raise self._refused(f"has {where} in the bytes {begin} to {begin + size}, and {len(self._content)}")
             raw = np.frombuffer(self._content, np.uint8, size, begin)
-        if number == 0 or not isinstance(raw, np.ndarray) or (not raw.size and _size(shape)):
+        if number == 0 or not isinstance(raw, np.ndarray) or (not raw.size and _size(shape) and sparsity is None):
             return None
         self._count(raw.size)
         item, count = np.dtype(NUMPY[kind]), _size(shape)
+        if sparsity is not None:
+            return self._dense(sparsity, raw, kind, shape=shape, where=where)
         needed = -(-count // 2) if kind == "INT4" else count * item.itemsize
         if raw.size != needed:
             raise self._refused(f"has {where} of {kind} {list(shape)}, which takes {needed} bytes, in {raw.size} bytes")
         return _unpacked(raw, count).reshape(shape) if kind == "INT4" else raw.view(item).reshape(shape)
+
+    def _dense(
+        self, sparsity: Any, raw: NDArray[np.uint8], kind: str, *, shape: tuple[int, ...], where: str
+    ) -> NDArray[Any]:
+        """Return a sparse constant as a dense one."""
+        item, vectors = np.dtype(NUMPY[kind]), names_of("SparseIndexVector")
+        if kind == "INT4" or raw.size % item.itemsize:
+            raise self._refused(f"has {where} of {kind}, which is sparse, in {raw.size} bytes")
+        self._count(_size(shape) // MOST_SPARSE)
+        try:
+            tables = {number: getattr(litert.schema(), name) for number, name in vectors.items() if name != "NONE"}
+            return dense_array(sparsity, raw.view(item), shape, tables)
+        except ValueError as error:
+            raise self._refused(f"has {where}, which is sparse: {error}") from error
 
     def _grid(
         self, found: Any, shape: tuple[int, ...], kind: str, where: str
@@ -315,6 +336,16 @@ class _Parser:
         if len(found) < len(ports) or set(signed) - set(ports):
             found = {tensors[n].name: n for n in ports}
         return found if len(found) == len(ports) else {f"{tensors[n].name}_{k}": n for k, n in enumerate(ports)}
+
+
+def _written_out(
+    tensors: tuple[FileTensor, ...], operators: tuple[FileOperator, ...]
+) -> tuple[tuple[FileTensor, ...], tuple[FileOperator, ...]]:
+    """Return the tensors and operators without DENSIFY of a constant: its result is the constant."""
+    pairs = [(tensors[o.inputs[0]], tensors[o.outputs[0]]) for o in operators if o.op == "DENSIFY"]
+    made = {b.number: a.data for a, b in pairs if a.data is not None and (a.shape, a.kind) == (b.shape, b.kind)}
+    kept = tuple(o for o in operators if o.op != "DENSIFY" or o.outputs[0] not in made)
+    return tuple(replace(t, data=made[t.number]) if t.number in made else t for t in tensors), kept
 
 
 def _size(shape: tuple[int, ...]) -> int:
