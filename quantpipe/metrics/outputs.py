@@ -18,6 +18,9 @@ from quantpipe.types import (
     Outputs,
 )
 
+IN_CACHE = 1 << 15
+"""Elements of class scores whose divergence is taken at a time."""
+
 
 def all_finite(outputs: Outputs) -> bool:
     """Return whether all elements are finite."""
@@ -131,13 +134,32 @@ def kl_divergences(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
     return np.asarray(rows.reshape(len(reference), -1).mean(axis=1))
 
 
+def row_divergences(reference: Array, outputs: Array, distribution: bool) -> NDArray[np.float64]:
+    """Return KL(p_float || p) in nats of each row of class scores, `[...]`, of arrays `[..., classes]`.
+
+    With `distribution` they are probabilities, else logits. Some rows are taken at a time, whose arrays stay in the
+    cache: the sums are those of all rows at once, to the last bit.
+    """
+    if reference.ndim < 2 or not reference.size:
+        return _row_divergences(reference, outputs, distribution)
+    classes = reference.shape[-1]
+    rows, others = reference.reshape(-1, classes), outputs.reshape(-1, classes)
+    found, step = np.empty(len(rows)), max(1, IN_CACHE // classes)
+    for first in range(0, len(rows), step):
+        part = slice(first, first + step)
+        found[part] = _row_divergences(rows[part], others[part], distribution)
+    return found.reshape(reference.shape[:-1])
+
+
+def _row_divergences(reference: Array, outputs: Array, distribution: bool) -> NDArray[np.float64]:
+    p, q = log_probabilities(reference, distribution), log_probabilities(outputs, distribution)
+    return np.asarray(np.sum(np.exp(p) * (p - q), axis=-1))
+
+
 def _divergences(reference: Outputs, outputs: Outputs) -> list[NDArray[np.float64]]:
     """Return the divergence of each row of class scores, for each part."""
-    distribution, found = is_distribution(reference), []
-    for r, o in zip(_parts(reference), _parts(outputs), strict=True):
-        p, q = log_probabilities(r, distribution), log_probabilities(o, distribution)
-        found.append(np.asarray(np.sum(np.exp(p) * (p - q), axis=-1)))
-    return found
+    distribution, pairs = is_distribution(reference), zip(_parts(reference), _parts(outputs), strict=True)
+    return [row_divergences(r, o, distribution) for r, o in pairs]
 
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:

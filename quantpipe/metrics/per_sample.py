@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.metrics.losses import LossKind
-from quantpipe.metrics.outputs import all_finite, fitted, is_distribution, log_probabilities
+from quantpipe.metrics.outputs import all_finite, fitted, is_distribution, row_divergences
 from quantpipe.metrics.reference import Reference
 from quantpipe.types import Outputs
 
@@ -37,8 +37,4 @@ def _losses(reference: Reference, found: Outputs) -> NDArray[np.float64]:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.array([np.mean((y.astype(np.float64) - r) ** 2) for r, y in pairs], dtype=np.float64)
     distribution = is_distribution(reference.outputs)
-    losses = []
-    for r, y in pairs:
-        p, q = log_probabilities(r, distribution), log_probabilities(y, distribution)
-        losses.append(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
-    return np.array(losses, dtype=np.float64)
+    return np.array([np.mean(row_divergences(r, y, distribution)) for r, y in pairs], dtype=np.float64)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
 from quantpipe.metrics.answers import Answers, ClassCounts
-from quantpipe.metrics.outputs import all_finite, is_distribution, log_probabilities
+from quantpipe.metrics.outputs import all_finite, is_distribution, row_divergences
 
 Reals = NDArray[np.float64]
 
@@ -116,7 +116,5 @@ def _divergences(expected: Array, found: Array) -> Reals:
         finite = np.isfinite(found).reshape(len(found), -1).all(axis=1)
         safe = np.where(np.isfinite(found), found, 0.0)
         return np.where(finite, _divergences(np.nan_to_num(expected), safe), np.inf)
-    distribution = is_distribution(expected)
-    p, q = log_probabilities(expected, distribution), log_probabilities(found, distribution)
-    rows = np.sum(np.exp(p) * (p - q), axis=-1)
+    rows = row_divergences(expected, found, is_distribution(expected))
     return np.asarray(rows.reshape(len(expected), -1).mean(axis=1))

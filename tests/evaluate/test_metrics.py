@@ -10,12 +10,15 @@ from hypothesis.extra import numpy as hnp
 from scipy.special import softmax
 from scipy.stats import entropy
 
+from quantpipe.metrics import outputs as metric_outputs
 from quantpipe.metrics.outputs import (
     fitted,
     is_distribution,
     kl_divergence,
     kl_divergences,
+    log_probabilities,
     relative_mse,
+    row_divergences,
     sqnr_db,
     summary,
     top1,
@@ -120,6 +123,20 @@ def test_a_single_output_is_yes_against_no() -> None:
     logits = [np.log(x / (1 - x)) for x in (p, q)]
     assert kl_divergence(logits[0], logits[1]) == pytest.approx(expected, rel=1e-9)
     assert kl_divergence(p, p) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 1), (9, 2), (40, 11), (3, 37, 13), (2, 3, 5, 130), (4, 3000), (0, 4)])
+@pytest.mark.parametrize("distribution", [False, True])
+def test_rows_taken_some_at_a_time_have_the_divergence_of_all_at_once(
+    shape: tuple[int, ...], distribution: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_outputs, "IN_CACHE", 1000)
+    rng = np.random.default_rng(5)
+    r, o = (rng.uniform(0, 1, shape).astype(np.float32) for _ in range(2))
+    p, q = log_probabilities(r, distribution), log_probabilities(o, distribution)
+    wanted = np.sum(np.exp(p) * (p - q), axis=-1)
+    found = row_divergences(r, o, distribution)
+    assert found.shape == wanted.shape and np.array_equal(found, wanted)
 
 
 def test_a_sample_of_another_shape_counts_as_the_mean_everywhere() -> None:
