@@ -79,7 +79,7 @@ class Advisor:
         self._context, self._found, self._profile = context, decision, profile
         session = Session(context.graph.model, where=context.graph.source)
         self.reference = reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
-        self._judge = KeptScorer(context.graph, self.reference, samples, context.settings.calibrate.memory_mb)
+        self._judge = KeptScorer(self.reference, samples, context.settings.calibrate.memory_mb)
 
     @property
     def evaluations(self) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import place_of
+from quantpipe.graph.view import Graph, Node
 
 
 def structure_digest(model: ir.Model) -> bytes:
@@ -17,6 +19,20 @@ def structure_digest(model: ir.Model) -> bytes:
     """
     digest = hashlib.blake2b(repr(sorted(model.opset_imports.items())).encode(), digest_size=16)
     _feed(digest, model.graph)
+    return digest.digest()
+
+
+def nodes_digest(graph: Graph, nodes: Iterable[Node], but: Collection[str] = ()) -> bytes:
+    """Return a digest that is equal for nodes that compute the same; constants of the names in `but` do not count."""
+    digest = hashlib.blake2b(digest_size=16)
+    for node in nodes:
+        digest.update(repr((node.name, node.op, node.inputs, node.outputs)).encode())
+        for name, attribute in sorted(node.attributes.items()):
+            digest.update(repr((name, int(attribute.type))).encode())
+            _feed_attribute(digest, attribute)
+        for name in dict.fromkeys((*node.inputs, *node.captured)):
+            if name and name not in but and graph.is_constant(name):
+                _feed_tensor(digest, name, graph.constant_tensor(name))
     return digest.digest()
 
 

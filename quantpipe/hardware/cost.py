@@ -223,6 +223,10 @@ def cost_function(name: str) -> CostFunction | None:
     return COSTS.get(name)
 
 
+ELEMENT = 24
+"""Work of writing one element, in multiply-accumulates (a convolution with few channels is bound by memory)."""
+
+
 def macs(node: Node, graph: Graph) -> int:
     """Return multiply-accumulates of a node per sample."""
     return multiply_accumulates(node, graph)

@@ -166,14 +166,18 @@ def relative_mse(reference: Outputs, outputs: Outputs) -> float:
     """Return the mean squared difference over the variance of the float output (1: predicting its mean)."""
     r = _elements(reference)
     variance = float(np.var(r)) or 1.0
-    return float(np.mean((_elements(fitted(reference, outputs)) - r) ** 2)) / variance
+    difference = _elements(fitted(reference, outputs))
+    difference -= r
+    return float(np.mean(np.square(difference, out=difference))) / variance
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
     """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when outputs y equal the float model's r (no noise at all)."""
     r = _elements(reference)
-    noise = float(np.sum((r - _elements(fitted(reference, outputs))) ** 2))
-    signal = float(np.sum(r**2))
+    difference = _elements(fitted(reference, outputs))
+    difference -= r
+    noise = float(np.sum(np.square(difference, out=difference)))
+    signal = float(np.sum(np.square(r, out=r)))
     if noise == 0.0 or signal == 0.0 or not np.isfinite(noise):
         return None if noise == 0.0 else float("-inf") if signal == 0.0 or not np.isfinite(noise) else None
     return 10.0 * float(np.log10(signal / noise))

@@ -20,6 +20,7 @@ from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.effort_options import EffortOptions
 from quantpipe.pipeline.inputs import Inputs
+from quantpipe.pipeline.memory_estimate import HeldSamples
 from quantpipe.pipeline.origin_parts import KINDS, part
 from quantpipe.pipeline.profile import digest_of_profile
 from quantpipe.pipeline.run_folder import RunFolder
@@ -224,6 +225,13 @@ class RunContext:
         graph, topology = rescale_channels(self.graph, self.topology, overrides.channels, overrides.rotations)
         return replace(self, inputs=replace(self.inputs, graph=graph), topology=topology)
 
+    @property
+    def held(self) -> HeldSamples:
+        """Return the samples whose tensors the run holds; recovery counts even if only a missed objective starts it."""
+        settings, inputs = self.settings, self.inputs
+        fitted = len(inputs.calibrate) if settings.recover.steps else 0
+        return HeldSamples(len(inputs.evaluate), fitted, settings.calibrate.memory_mb)
+
     def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:
         """Return the origin of an artifact.
 
@@ -277,7 +285,9 @@ class RunContext:
         idle = ("holdout",) if self.settings.recovers_if_needed else ("holdout", "when")
         config = {**found.config, "recover": {k: v for k, v in found.config["recover"].items() if k not in idle}}
         aim = {"aim": digest_json(self.settings.objective)} if self.settings.recovers_if_needed else {}
-        return replace(found, inputs={**found.inputs, **aim}, config=config)
+        passes = self.settings.effort.recover_passes
+        limit = {} if passes == EffortOptions.recover_passes else {"passes": f"{passes:g}"}
+        return replace(found, inputs={**found.inputs, **aim, **limit}, config=config)
 
     def realized(self, strategy: str) -> Origin:
         """Return the origin of the realized model; `strategy` is a digest."""

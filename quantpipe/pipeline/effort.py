@@ -135,7 +135,7 @@ def effort_part(timed: Timed, budget: EffortBudget, recovery: RecoveryRecord) ->
         "estimated_peak_mb": None if budget.memory is None else budget.memory.peak_mb,
         "passes": _passes(after, once),
         "limit": budget.options.passes,
-        "left_out": list(budget.left_out),
+        "left_out": [*budget.left_out, *_limited(recovery)],
         "rows": rows,
     }
 
@@ -175,6 +175,11 @@ def _steps(recovery: RecoveryRecord, once: float | None) -> list[EffortRow]:
         for step in recovery.get("steps", ())
         if "seconds" in step
     ]
+
+
+def _limited(recovery: RecoveryRecord) -> list[str]:
+    """Return the steps of recovery that were left out, in sentences."""
+    return [f"recovery step {row['step']}: {row['reason']}" for row in recovery.get("steps", ()) if row.get("limited")]
 
 
 def _passes(seconds: float, once: float | None) -> float | None:

@@ -17,6 +17,7 @@ class EffortOptions:
         explain_passes: For the diagnosis of a poor result; 0: none.
         session_passes: For the comparison of integers in several sessions.
         baseline_passes: For onnxruntime's own quantization; 0: none.
+        recover_passes: For recovery, counted in passes over the calibration samples.
         other_sessions: Whether sessions are compared that users may open instead of the file's own.
         evaluated: The share of the evaluation samples that is evaluated.
         least_seconds: Each of these parts may take this long, however short a pass is.
@@ -27,6 +28,7 @@ class EffortOptions:
     explain_passes: float = 3.0
     session_passes: float = 3.0
     baseline_passes: float = 1.5
+    recover_passes: float = 60.0
     other_sessions: bool = True
     evaluated: float = 1.0
     least_seconds: float = 5.0
@@ -39,7 +41,7 @@ class EffortOptions:
                 f"is {self.passes:g}, and the float model alone takes one pass; legal is 1 and above",
                 where="effort.passes",
             )
-        for name in ("explain_passes", "session_passes", "baseline_passes", "least_seconds"):
+        for name in ("explain_passes", "session_passes", "baseline_passes", "recover_passes", "least_seconds"):
             number(f"effort.{name}", getattr(self, name), least=0.0)
         number("effort.evaluated", self.evaluated, above=0.0)
         if self.evaluated > 1:

@@ -151,7 +151,7 @@ def evaluate(
 def _budget(context: RunContext, decision: SearchDecision, profile: Profile | None) -> EffortBudget:
     """Return what the evaluation may take; what the options leave out is noted."""
     options, estimate = context.settings.effort, estimated(profile, decision.report, len(context.inputs.search))
-    memory = memory_estimate(context.graph)
+    memory = memory_estimate(context.graph, context.held)
     budget = EffortBudget(options, context.console, len(context.inputs.evaluate), estimate=estimate, memory=memory)
     if budget.evaluated < budget.samples:
         budget.leave_out(f"{budget.evaluated} of {budget.samples} evaluation samples were evaluated")

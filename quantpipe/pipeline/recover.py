@@ -43,6 +43,7 @@ def recovered(
             settings.weight_method,
             settings.train,
             training_data(context),
+            settings.effort.recover_passes,
         ),
         progress=progress,
         kept=kept,

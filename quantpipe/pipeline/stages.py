@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -45,8 +46,18 @@ from quantpipe.realize import VENDOR, Provenance, write
 from quantpipe.realize.cache_ends import real_ports, stored_ends
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.provenance import stamp
-from quantpipe.recover import STEPS, TRAIN, RecoverOptions, RecoveryResult, State, StepItem, Work, accept_steps
-from quantpipe.scoring.holdout import HoldoutScorer
+from quantpipe.recover import (
+    STEPS,
+    TRAIN,
+    RecoverOptions,
+    RecoveryResult,
+    State,
+    StepItem,
+    Work,
+    accept_steps,
+    pass_limit,
+)
+from quantpipe.scoring.kept import KeptScorer
 from quantpipe.search import (
     Algorithm,
     Batching,
@@ -249,6 +260,10 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
     return cast("CostPart", found)
 
 
+KEPT_SHARE = 8
+"""The share of the memory, 1/8, for the integers between sections that are kept for each judge of recovery."""
+
+
 @dataclass(frozen=True, eq=False)
 class Holdout:
     """Hold samples that nothing is fitted to, by which steps of recovery are judged.
@@ -280,7 +295,7 @@ class RecoverySettings:
 
     `estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
     `memory_mb`: what cached tensors may take. `train`: the training after all steps, if it learns anything, and
-    `training` what it learns from.
+    `training` what it learns from. `passes`: float passes over the calibration samples that the steps may take.
     """
 
     options: RecoverOptions
@@ -290,6 +305,7 @@ class RecoverySettings:
     weight_method: WeightMethod = "mse"
     train: TrainOptions = NO_TRAINING
     training: TrainingData | None = None
+    passes: float = inf
 
     @property
     def steps(self) -> tuple[StepItem, ...]:
@@ -314,11 +330,12 @@ def recover(
     `kept` are taken from there. `progress` is called as the work goes on.
     """
     graph, options = problem.graph, settings.options
-    judges: list[HoldoutScorer] = []
+    judges: list[KeptScorer] = []
 
-    def judge_on(some: Samples) -> HoldoutScorer:
+    def judge_on(some: Samples) -> KeptScorer:
         session = Session(graph.model, where=graph.source)
-        judges.append(HoldoutScorer(reference_of(session, some, graph.batch_size, holdout.compared), some))
+        reference = reference_of(session, some, graph.batch_size, holdout.compared)
+        judges.append(KeptScorer(reference, some, settings.memory_mb // KEPT_SHARE))
         return judges[-1]
 
     @cache
@@ -359,6 +376,9 @@ def recover(
         measured,
         kl_target=options.kl_target,
         judges={TRAIN: with_labels} if labelled else {},
+        limit=pass_limit(
+            graph, problem.topology, fitted=len(samples), judged=len(holdout.samples), passes=settings.passes
+        ),
     )
     result = replace(result, evaluations=sum(used.evaluations for used in judges))
     if result.overrides is NO_OVERRIDES:

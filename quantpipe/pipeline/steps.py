@@ -181,7 +181,7 @@ class Steps:
         if "evaluate" in self._wanted:
             refuse_too_few_seconds(settings.effort, context.graph, context.inputs.evaluate)
         if {"calibrate", "search", "evaluate"} & self._wanted:
-            warn_of_little_memory(context.graph, context.console)
+            warn_of_little_memory(context.graph, context.held, context.console)
         replayed = replayed_strategy(context) if settings.command == "replay" else None
         searches = "search" in self._wanted and replayed is None
         decided = stored(context) if searches else None

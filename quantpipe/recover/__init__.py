@@ -13,6 +13,7 @@ from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Recovery, recover
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.variants import Variants
+from quantpipe.recover.recovery_cost import pass_limit
 from quantpipe.recover.recovery_steps import RecoverOptions, StepItem
 from quantpipe.recover.rescale.edge_copies import with_edge_copies
 from quantpipe.recover.rescale.outlier_channels import outlier_channels

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from quantpipe.errors import ArtifactError, DataError, HardwareError
 from quantpipe.plan import Overrides
+from quantpipe.recover.recovery_cost import PassLimit
 from quantpipe.recover.recovery_steps import StepItem
 from quantpipe.recover.work import NotApplicable, State
 from quantpipe.types import (
@@ -44,16 +45,19 @@ def accept_steps(
     *,
     kl_target: float = 0.0,
     judges: Mapping[str, Callable[[State], float]] = MappingProxyType({}),
+    limit: PassLimit | None = None,
 ) -> tuple[State, RecoveryResult]:
     """Try the steps in order. `judges`: step name -> what decides about it in place of `measure`; lower is better.
 
     A step that cannot apply, or whose numbers the device or the network cannot express, or that comes upon values which
     have no integers (a float node that divides by what became zero), is not kept; its row has the reason. Where the
-    loss is `kl_target` after a walk, steps that would repeat it in other units are left out.
+    loss is `kl_target` after a walk, steps that would repeat it in other units are left out. So is what exceeds
+    `limit` (None: no limit).
     """
     state, best = start, measure(start)
     table: list[StepRow] = []
-    for step in steps:
+    spent = 0.0 if limit is None else limit.counts.judgement
+    for number, step in enumerate(steps):
         started = time.perf_counter()
         row: StepRow = {"step": step.name, "kl_before": best, "kl_after": None, "kept": False}
         table.append(row)
@@ -62,12 +66,16 @@ def accept_steps(
             reason = f"{known}: the walk is not repeated"
             row["seconds"], row["reason"] = 0.0, reason
             continue
+        if limit is not None and (beyond := _beyond(limit, spent, state, steps[number:])) is not None:
+            row["seconds"], row["reason"], row["limited"] = 0.0, beyond, True
+            continue
         try:
             found = run(step, replace(state, note="", curve=()))
             value = measure(found)
         except (HardwareError, NotApplicable, ArtifactError, DataError) as error:
             row["seconds"], row["reason"] = time.perf_counter() - started, str(error)
             continue
+        spent += 0.0 if limit is None else step.count(limit.counts, _rows(state))
         helps, note, judge = value < best, found.note, judges.get(step.name)
         if judge is not None:
             before, after = judge(state), judge(found)
@@ -81,3 +89,19 @@ def accept_steps(
         if helps:
             best, state = value, found
     return state, RecoveryResult(state.overrides, tuple(table), state.layers)
+
+
+def _beyond(limit: PassLimit, spent: float, state: State, steps: Sequence[StepItem]) -> str | None:
+    """Return why the first of the steps is left out; what it leaves must be enough for the next walk, which gains more.
+
+    A step that cannot apply takes next to nothing and is not counted.
+    """
+    step, *later = steps
+    rows = _rows(state)
+    kept = next((other.count(limit.counts, rows) for other in later if other.walks), 0.0) if step.rescales else 0.0
+    return limit.lacking(spent + kept, step.count(limit.counts, rows))
+
+
+def _rows(state: State) -> int | None:
+    """Return the rows of the walk that made a state's weights."""
+    return None if state.walk is None else state.walk[1]

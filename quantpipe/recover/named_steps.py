@@ -12,6 +12,7 @@ from quantpipe.recover.parameters import KEY, SEARCHED
 from quantpipe.recover.ranges import Ranges, chosen_ranges
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.threads import one_thread_each
+from quantpipe.recover.recovery_cost import SIMULATED, PassCounts
 from quantpipe.recover.rescale.absorb import Absorption, absorbed
 from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
@@ -56,12 +57,14 @@ class Walk:
 class StepKind:
     """Describe a kind of step.
 
-    `parameters` is the class of what `run` takes as its third argument. `rescales`: the step puts channels in other
-    units, so that a walk that was made before is repeated.
+    `parameters` is the class of what `run` takes as its third argument. `count` gives the float passes of a run, from
+    its parameters and the rows of the walk that it repeats, if there is one. `rescales`: the step puts channels in
+    other units, so that a walk that was made before is repeated.
     """
 
     parameters: type[Any]
     run: Callable[[Work, State, Any], State]
+    count: Callable[[PassCounts, Any, int | None], float]
     rescales: bool = False
 
 
@@ -87,7 +90,23 @@ def _walk(step: str) -> StepKind:
             raise NotApplicable("no layer of this model can be solved")
         return replace(found, note=f"{len(found.layers)} layers")
 
-    return StepKind(Walk, run)
+    return StepKind(Walk, run, lambda counts, options, _: counts.walk(options.rows))
+
+
+def _rescaling(counts: PassCounts, options: Any, rows: int | None) -> float:
+    """Extremes of channels and ranges."""
+    return 2.0 + counts.walk(rows)
+
+
+def _smoothing(counts: PassCounts, options: Smoothing, rows: int | None) -> float:
+    """Extremes of channels and the float outputs; then ranges and a simulated pass for each alpha."""
+    return 2.0 + len(options.alphas) * (1.0 + SIMULATED + counts.walk(rows))
+
+
+def _choosing_ranges(counts: PassCounts, options: Ranges, rows: int | None) -> float:
+    """Statistics, and the float and the simulated outputs on some of the samples."""
+    some = min(options.samples * counts.sample, 1.0)
+    return 1.0 + some * (1.0 + SIMULATED * (options.evaluations + 1))
 
 
 def _equalize(work: Work, state: State, options: Equalization) -> State:
@@ -219,10 +238,10 @@ STEPS: Mapping[str, StepKind] = {
     "bias": _walk("bias"),
     "gptq": _walk("gptq"),
     "gptq_compensated": _walk("gptq_compensated"),
-    "equalize": StepKind(Equalization, _equalize, rescales=True),
-    "absorb": StepKind(Absorption, _absorb, rescales=True),
-    "smooth": StepKind(Smoothing, _smooth, rescales=True),
-    "rotate": StepKind(Rotation, _rotate, rescales=True),
-    "ranges": StepKind(Ranges, _ranges),
-    TRAIN: StepKind(TrainOptions, _train),
+    "equalize": StepKind(Equalization, _equalize, _rescaling, rescales=True),
+    "absorb": StepKind(Absorption, _absorb, _rescaling, rescales=True),
+    "smooth": StepKind(Smoothing, _smooth, _smoothing, rescales=True),
+    "rotate": StepKind(Rotation, _rotate, lambda counts, _, rows: 1.0 + counts.walk(rows), rescales=True),
+    "ranges": StepKind(Ranges, _ranges, _choosing_ranges),
+    TRAIN: StepKind(TrainOptions, _train, lambda counts, options, rows: 0.0),  # its epochs limit it
 }

@@ -11,6 +11,7 @@ from quantpipe.errors import ConfigError, nearest
 from quantpipe.recover.named_steps import STEPS, TRAIN, Walk, layer_options
 from quantpipe.recover.parameters import KEY, SEARCHED
 from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.recovery_cost import PassCounts
 
 WHEN = ("always", "missed", "searched")
 
@@ -21,6 +22,18 @@ class StepItem:
 
     name: str
     parameters: Any
+
+    @property
+    def walks(self) -> bool:
+        """Return whether it is a walk."""
+        return STEPS[self.name].parameters is Walk
+
+    def count(self, counts: PassCounts, rows: int | None) -> float:
+        """Return the float passes of the step and of its judgement.
+
+        `rows`: those of the walk that was made before, if there was one.
+        """
+        return STEPS[self.name].count(counts, self.parameters, rows) + counts.judgement
 
     @property
     def rescales(self) -> bool:

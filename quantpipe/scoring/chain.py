@@ -44,13 +44,21 @@ class Chain:
     """Run plans on the batches of one list of samples.
 
     `backend`: the realized form for the sections that are integers throughout; None: every section is simulated. Both
-    give the same. `cache` None: nothing is kept. Several threads may run batches of one candidate.
+    give the same. `cache` None: nothing is kept. `graphs`: other graphs, with other constants, share the
+    cache. Several threads may run batches of one candidate.
     """
 
     def __init__(
-        self, parts: Sequence[Section], cache: TensorCache | None, backend: str | None, threads: int | None = None
+        self,
+        parts: Sequence[Section],
+        cache: TensorCache | None,
+        backend: str | None,
+        threads: int | None = None,
+        *,
+        graphs: bool = False,
     ) -> None:
         self._parts, self.cache, self._backend, self._threads = tuple(parts), cache, backend, threads
+        self._identities = [p.identity + (p.constants if graphs else "") for p in self._parts]
         self._digests = PlanDigest()
         self._ready: list[LRUCache[bytes, Ready]] = [LRUCache(SESSIONS) for _ in parts]
         self._lock = Lock()
@@ -58,7 +66,10 @@ class Chain:
 
     def candidate(self, plan: QuantPlan) -> Candidate:
         """Return a plan, ready to be run batch by batch."""
-        own = [self._digests.of(plan, p.topology, (*p.reads, *p.makes), p.identity) for p in self._parts]
+        own = [
+            self._digests.of(plan, part.topology, (*part.reads, *part.makes), identity)
+            for part, identity in zip(self._parts, self._identities, strict=True)
+        ]
         keys, key = [], b""
         for digest in own:
             key = hashlib.blake2b(key + digest, digest_size=16).digest()

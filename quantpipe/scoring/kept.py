@@ -1,10 +1,11 @@
-"""Plans of one graph measured one after the other, each from the last cut before what it changes."""
+"""Plans measured one after the other, each from the last cut before what it changes."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from quantpipe.graph.execute import joined, lifted
+from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Found, Reference
 from quantpipe.scoring.chain import Chain
@@ -15,29 +16,32 @@ from quantpipe.types import QuantPlan, Samples, Topology
 
 
 class KeptScorer(HoldoutScorer):
-    """Measure plans of a graph by its sections, with the integers at the cuts kept for later plans.
+    """Measure plans of graphs by their sections, with the integers at the cuts kept for later plans.
 
-    A plan of another graph, such as recovery makes, is run as a whole: digests of sections know nothing of constants.
+    A section of another graph, such as recovery makes, is the same if all of its numbers are. If its weights lie in
+    files, it is run as a whole: what a file holds may change.
     """
 
-    def __init__(self, graph: Graph, reference: Reference, samples: Samples, memory_mb: int) -> None:
+    def __init__(self, reference: Reference, samples: Samples, memory_mb: int) -> None:
         super().__init__(reference, samples)
-        self._own, self._cache = graph, TensorCache(memory_mb << 20)
+        self._first: Graph | None = None
+        self._cache = TensorCache(memory_mb << 20)
 
     def outputs(self, graph: Graph, topology: Topology, plan: QuantPlan) -> Found:
         """Return the outputs of the simulated model over all samples."""
-        if graph is not self._own:
+        self._first = self._first or graph
+        if graph is not self._first and is_outside(graph.model):
             return super().outputs(graph, topology, plan)
         self.evaluations += 1
         names = self.reference.names
-        candidate = Chain(sections(graph, topology, *names), self._cache, None).candidate(plan)
+        candidate = Chain(sections(graph, topology, *names), self._cache, None, graphs=True).candidate(plan)
         found = []
         for number, batch in enumerate(self._samples.batches(graph.batch_size)):
-            found.append(lifted(candidate.run(number, partial(_first, batch.inputs)), self.reference.selected))
+            found.append(lifted(candidate.run(number, partial(_given, batch.inputs)), self.reference.selected))
         outputs = {name: joined([part[name] for part in found]) for name in names}
         return outputs if len(names) > 1 else outputs[names[0]]
 
 
-def _first(inputs: State, number: int) -> State:
+def _given(inputs: State, number: int) -> State:
     """The samples of the batch that is run."""
     return inputs

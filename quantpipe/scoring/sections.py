@@ -15,8 +15,9 @@ from math import prod
 import numpy as np
 
 from quantpipe.graph.extract import section_of
+from quantpipe.graph.structure import nodes_digest
 from quantpipe.graph.view import Graph, Node
-from quantpipe.hardware.cost import macs
+from quantpipe.hardware.cost import ELEMENT, macs
 from quantpipe.types import Form, TensorInfo, Topology
 
 COUNT = 8
@@ -24,9 +25,6 @@ COUNT = 8
 
 MOST_LIVE = 3
 """Tensors that may pass a cut."""
-
-ELEMENT = 24
-"""Work of writing one element, in multiply-accumulates (a convolution with few channels is bound by memory)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +66,12 @@ class Section:
                 self.live,
             )
         )
+
+    @cached_property
+    def constants(self) -> str:
+        """Return a digest of the numbers that are in no plan: attributes of its nodes, and constants but weights."""
+        planned = {*self.topology.weight_of, *(site.tensor for site in self.topology.tables)}
+        return nodes_digest(self.graph, self.graph.nodes, planned).hex()
 
 
 @dataclass(frozen=True, eq=False)

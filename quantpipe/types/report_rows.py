@@ -210,7 +210,10 @@ class ChoiceRow(TypedDict):
 
 
 class StepRow(TypedDict):
-    """A step of recovery: the loss before and after it, and whether it was kept; `curve`: the loss by epochs."""
+    """A step of recovery: the loss before and after it, and whether it was kept; `curve`: the loss by epochs.
+
+    `limited`: it was left out by `effort.recover_passes`.
+    """
 
     step: str
     kl_before: float
@@ -220,6 +223,7 @@ class StepRow(TypedDict):
     gain: NotRequired[float]
     on: NotRequired[str]
     reason: NotRequired[str]
+    limited: NotRequired[bool]
     curve: NotRequired[list[float]]
 
 

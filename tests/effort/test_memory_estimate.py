@@ -9,8 +9,18 @@ import pytest
 
 import quantpipe
 from quantpipe.evaluate import baseline
+from quantpipe.graph.execute import concurrency
 from quantpipe.pipeline import memory_estimate as module
-from quantpipe.pipeline.memory_estimate import BASE_MB, MemoryEstimate, available_mb, memory_estimate
+from quantpipe.pipeline.memory_estimate import (
+    BASE_MB,
+    BETWEEN,
+    SCORES,
+    SOLVED,
+    HeldSamples,
+    MemoryEstimate,
+    available_mb,
+    memory_estimate,
+)
 from tests.api.nets import QUICK
 from tests.effort.test_limits import samples, two_layers
 from tests.explain.planted import run
@@ -40,6 +50,22 @@ def test_weights_and_tensors_count() -> None:
     )
 
 
+def test_recovery_and_outputs_count() -> None:
+    """By hand: 8 inputs and `width` outputs in the first product, `width` and 4 in the second."""
+    graph, width = dense(1600), 1600
+    running = memory_estimate(graph).tensors_mb
+    found = memory_estimate(graph, HeldSamples(compared=64, fitted=32, memory_mb=1024))
+    assert found.tensors_mb == running and found.weights_mb == memory_estimate(graph).weights_mb
+    assert found.outputs_mb == pytest.approx(64 * 4 * SCORES / 2**20)
+    alive = 4 * (width + width)
+    solved = 8 * width * (SOLVED * width + 4)
+    at_once = concurrency(2)[0] * graph.batch_size * alive
+    assert found.recovery_mb == pytest.approx((BETWEEN * 32 * alive + 2 * at_once + solved) / 2**20)
+    assert found.peak_mb == pytest.approx(BASE_MB + found.weights_mb + found.recovery_mb + found.outputs_mb)
+    many = [memory_estimate(graph, HeldSamples(fitted=10**6, memory_mb=mb)).recovery_mb for mb in (1024, 2048)]
+    assert many[1] - many[0] == pytest.approx(1024 / 4), "the rest goes to files"
+
+
 def test_weights_in_files_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_outside", lambda model: True)
     assert memory_estimate(dense(16)).weights_mb == 0.0
@@ -49,6 +75,8 @@ def test_weights_in_files_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     ("estimate", "words"),
     [
         (MemoryEstimate(3000.0, 500.0), ("3,000 MB are for weights", "model.resident_mb", "executor=serial")),
+        (MemoryEstimate(10.0, 200.0, 3500.0), ("3,500 MB are for recovery", "calibrate.memory_mb", "recover=none")),
+        (MemoryEstimate(10.0, 200.0, 300.0, 3500.0), ("3,500 MB are for outputs of all samples",)),
         (MemoryEstimate(10.0, 3500.0), ("3,500 MB are for tensors of 32 samples", "calibrate.memory_mb")),
     ],
 )

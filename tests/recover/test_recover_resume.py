@@ -14,8 +14,9 @@ from quantpipe.artifacts import Origin
 from quantpipe.artifacts.checkpoint import PartCheckpoint
 from quantpipe.recover import LayerOptions, Recovery, overrides_arrays, recover
 from quantpipe.recover.reconstruct.layerwise import Effort
+from quantpipe.types import Range, Strategy
 from tests.e2e.program import Program, contents
-from tests.ops.line import Line
+from tests.ops.line import Line, set_threshold
 from tests.recover.test_recover_walk import digits
 
 RECOVER = ("hardware=vta", "recover=default", "dataset.samples.calibrate=null")
@@ -48,7 +49,12 @@ class Watched(PartCheckpoint):
 
 
 def walk(
-    made: Line, kept: PartCheckpoint, stop: int = 999, seed: int = 0, options: LayerOptions | None = None
+    made: Line,
+    kept: PartCheckpoint,
+    stop: int = 999,
+    seed: int = 0,
+    options: LayerOptions | None = None,
+    strategy: Strategy | None = None,
 ) -> Recovery:
     def progress(done: int, total: int, note: str) -> None:
         if done == stop:
@@ -56,7 +62,7 @@ def walk(
 
     return recover(
         made.problem,
-        made.strategy(),
+        strategy or made.strategy(),
         made.samples,
         options or LayerOptions(),
         effort=Effort(rows=2048, memory_mb=64, seed=seed),
@@ -93,6 +99,25 @@ def test_what_would_make_other_numbers_finds_nothing(tmp_path: Path) -> None:
         kept = other.pop("kept", Watched(tmp_path))
         walk(other.pop("made", made), kept, **other)  # type: ignore[arg-type]
         assert not kept.read_ and kept.written, other  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("place", [1, -2, -1])
+def test_another_scale_leaves_the_layers_before_it(place: int, tmp_path: Path) -> None:
+    """The layers up to the changed scale are found, and the result is that of a walk that finds nothing."""
+    made, first = digits("vta"), Watched(tmp_path / "kept")
+    walk(made, first)
+    layers = [k for k in made.topology.kernels if k.weight is not None]
+    group = made.topology.group_of[layers[place].operands[0].tensor]
+    touched = [{k.operands[0].tensor, k.output}.isdisjoint(group.tensors) for k in layers].index(False)
+    key, plain = group.key, made.strategy()
+    other = set_threshold(plain, key, Range(plain.ranges[key].low / 2, plain.ranges[key].high / 2))
+    again, fresh = Watched(tmp_path / "kept"), Watched(tmp_path / "other")
+    found, expected = (walk(made, kept, strategy=other) for kept in (again, fresh))
+    assert again.read_ == first.written[: len(again.read_)] and not fresh.read_
+    assert len(again.read_) == touched
+    assert found.layers == expected.layers
+    arrays, wanted = overrides_arrays(found.overrides), overrides_arrays(expected.overrides)
+    assert arrays.keys() == wanted.keys() and all(np.array_equal(arrays[k], wanted[k]) for k in arrays)
 
 
 def test_a_damaged_layer_is_solved_again(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from quantpipe.recover.rescale.absorb import Absorption, absorbed
 from quantpipe.recover.rescale.channel_regions import layer_pairs
 from quantpipe.recover.rescale.channel_stats import channel_extremes
 from quantpipe.recover.rescale.equalize import Equalization
-from quantpipe.scoring.holdout import HoldoutScorer
+from quantpipe.scoring.kept import KeptScorer
 from quantpipe.types import Profile, Range, Strategy
 from tests.ops.line import Line, Net, line, set_threshold
 from tests.recover.test_recover_channels import blocks, on, outputs
@@ -196,13 +196,13 @@ def test_extremes_of_channels_with_and_without_moments() -> None:
 def test_each_state_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = line(uneven(), "vta")
     calls: list[object] = []
-    outputs_of = HoldoutScorer.outputs
+    outputs_of = KeptScorer.outputs
 
-    def counted(self: HoldoutScorer, *rest: Any) -> Any:
+    def counted(self: KeptScorer, *rest: Any) -> Any:
         calls.append(rest)
         return outputs_of(self, *rest)
 
-    monkeypatch.setattr(HoldoutScorer, "outputs", counted)
+    monkeypatch.setattr(KeptScorer, "outputs", counted)
     found = climbed(made, ["equalize", "gptq_compensated"])
     assert len(calls) == 3 and any(row["kept"] for row in found.steps)
     assert found.metrics["kl"] == min([row["kl_after"] for row in found.steps if row["kept"]])

@@ -91,10 +91,11 @@ def recover(
     last_reader = {t: i for i, part in enumerate(parts) for t in (*part.inputs, *_layer_data(part))}
     with one_thread_each() as pool, Forward(graph, topology, samples, effort.memory_mb) as forward:
         plan = planner.plan(strategy)
-        chain = WalkDigest(plan, options, effort.rows, effort.seed, samples.digest, forward.sizes)
+        chain = WalkDigest(graph, topology, plan, options, effort.rows, effort.seed, samples.digest, forward.sizes)
         walk = _Walk(problem, plan, options, effort, forward, pool, chain, kept)
         for number, part in enumerate(parts):
             progress(number, len(parts), part.nodes[-1])
+            chain.reached(part)
             real = (topology.weighted_of[n] for n in part.nodes if n in topology.weighted_of)
             for kernel in (*part.kernels, *real):
                 if kernel.weight is not None:
