@@ -138,7 +138,7 @@ def row_divergences(reference: Array, outputs: Array, distribution: bool) -> NDA
     """Return KL(p_float || p) in nats of each row of class scores, `[...]`, of arrays `[..., classes]`.
 
     With `distribution` they are probabilities, else logits. Some rows are taken at a time, whose arrays stay in the
-    cache: the sums are those of all rows at once, to the last bit.
+    cache. The sums are equal to sums over all rows at once, to the last bit.
     """
     if reference.ndim < 2 or not reference.size:
         return _row_divergences(reference, outputs, distribution)

@@ -1,8 +1,8 @@
 """Estimate before calibration how much memory a run takes, and report a machine that has less.
 
 The estimate follows from the shapes that the model has on samples, and from its weights. It is for the stage with the
-most memory. This is the comparison of models, which holds two sessions with float weights and the tensors of a few
-samples, or recovery, which holds tensors of all samples between two layers and the moments of one layer.
+most memory, which is one of two. The comparison of models holds two sessions with float weights and the tensors of a
+few samples. Recovery holds tensors of all samples between two layers, and the moments of one layer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SCORES = 3 * 4 + 2 * 8
 
 @dataclass(frozen=True)
 class HeldSamples:
-    """State how many samples a run holds the outputs of, and how many recovery is fitted to (0: there is none).
+    """State how many samples a run holds the outputs of, and how many recovery is fitted to (0: no recovery).
 
     `memory_mb`: what tensors that are kept may take, in MiB.
     """

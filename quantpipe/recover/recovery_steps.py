@@ -31,7 +31,7 @@ class StepItem:
     def count(self, counts: PassCounts, rows: int | None) -> float:
         """Return the float passes of the step and of its judgement.
 
-        `rows`: those of the walk that was made before, if there was one.
+        `rows`: the rows of the walk that was made before, if there was one.
         """
         return STEPS[self.name].count(counts, self.parameters, rows) + counts.judgement
 

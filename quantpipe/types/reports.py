@@ -325,7 +325,8 @@ class RunReport(OptionalParts):
     # `layout`, `float_bytes`, `bytes`, `sqnr_db` of its values (null if nothing is lost)
     tables: list[TableRow]
     # steps of recovery: `step`, `kl_before`, `kl_after`, `gain`, `kept`, `seconds`, `on` (the changed parts), `reason`
-    # (why it was not possible), `curve` (of training: the loss by epochs)
+    # (why it was not possible), `limited` (left out by `effort.recover_passes`), `curve` (of training: the loss by
+    # epochs)
     recover: list[StepRow]
     # recovery after a missed objective, else null: `metric`, `least_value` (needed), `before`, `after`,
     # `accuracy_before`, `accuracy_after`, `met`, `kept`, `seconds`, `evaluations`

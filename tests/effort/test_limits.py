@@ -239,3 +239,19 @@ def test_what_a_kept_comparison_left_out_is_listed() -> None:
         "8 of 128 samples were compared in the session slow",
     ]
     assert not list(uncompared(replace(found, sessions=tuple(rows[::2])), 40))
+
+
+def test_a_run_lists_the_steps_of_recovery_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model is within any limit; without the work that is always allowed, nothing is within none."""
+    made = {"model": two_layers(), "evaluate": EXPLAINED | {"explain": "none"}, "recover": "default"}
+    limit = {"effort": {"recover_passes": 0}}
+    whole, small = (run(samples(), tmp_path / str(n), **made, **more).report for n, more in enumerate(({}, limit)))
+    assert [row["kl_after"] for row in whole["recover"]] == [row["kl_after"] for row in small["recover"]]
+    monkeypatch.setattr("quantpipe.recover.recovery_cost.ALWAYS", 0.0)
+    report = run(samples(), tmp_path / "none", **made, **limit).report
+    steps = [row["step"] for row in report["recover"]]
+    assert steps and all(row["limited"] is True and not row["kept"] for row in report["recover"])
+    said = [text for text in report["effort"]["left_out"] if text.startswith("recovery step ")]
+    assert [text.split()[2].rstrip(":") for text in said] == steps
+    assert all("effort.recover_passes allows 0" in text for text in said)
+    assert faults("report", report) == []

@@ -69,6 +69,28 @@ def _with_slope(alpha: float) -> Any:
     return line(net, "vta")
 
 
+def test_a_float_node_with_another_attribute_is_run_again() -> None:
+    """The plans of both graphs hold the same numbers: only the node in float differs."""
+
+    def with_elu(alpha: float) -> Any:
+        net = Net(seed=3)
+        x = net.node("Elu", net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3, name="first"), name="elu", alpha=alpha)
+        for number in range(3):
+            x = net.conv(x, 4, 4, 1, 1, name=f"conv{number}")
+        net.output(x)
+        return line(net, "vta")
+
+    one, other = with_elu(1.0), with_elu(0.1)
+    plans = [Problem(m.graph, m.topology, m.spec, m.schema).plan(one.strategy()) for m in (one, other)]
+    reference = reference_of(Session(one.graph.model), one.samples, one.graph.batch_size)
+    assert len(sections(one.graph, one.topology, *reference.names)) > 1
+    kept = KeptScorer(reference, one.samples, 64)
+    first, second = (kept.outputs(m.graph, m.topology, plan) for m, plan in zip((one, other), plans, strict=True))
+    whole = HoldoutScorer(reference, one.samples).outputs(other.graph, other.topology, plans[1])
+    assert np.array_equal(np.asarray(second), np.asarray(whole))
+    assert not np.array_equal(np.asarray(second), np.asarray(first))
+
+
 def test_other_constants_and_attributes_have_another_digest() -> None:
     one, other = _with_slope(0.1), _with_slope(0.2)
     same = nodes_digest(one.graph, one.graph.nodes)

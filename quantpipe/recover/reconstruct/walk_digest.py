@@ -1,8 +1,8 @@
 """Name the solved layers of a walk, so that an interrupted one continues with them.
 
 A layer's name is a digest of all that its numbers follow from: options, samples, seed, and the scales, constants and
-layers up to it. So a file can only be found by a walk that would make the same numbers, in whatever step of recovery it
-belongs to: a walk in other units of channels finds the layers before the first that has them.
+layers up to it. So a file can only be found by a walk that would make the same numbers, in any step of recovery. A walk
+in other units of channels finds the layers before the first that has them.
 """
 
 from __future__ import annotations
