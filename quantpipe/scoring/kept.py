@@ -18,7 +18,7 @@ from quantpipe.types import QuantPlan, Samples, Topology
 class KeptScorer(HoldoutScorer):
     """Measure plans of graphs by their sections, with the integers at the cuts kept for later plans.
 
-    A section of another graph, such as recovery makes, is the same if all of its numbers are. If its weights lie in
+    A section of another graph, such as recovery makes, is the same if all of its numbers are. If its weights are in
     files, it is run as a whole: what a file holds may change.
     """
 
