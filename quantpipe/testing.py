@@ -35,7 +35,7 @@ from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import compare
-from quantpipe.evaluate.plugged import check_plug_ins
+from quantpipe.evaluate.plugin_op import check_plug_ins
 from quantpipe.extend import Array, Extension
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import reachable

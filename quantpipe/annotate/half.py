@@ -1,4 +1,8 @@
-"""Which of the nodes left in float compute in float16, on devices that declare it (`float_types`)."""
+"""Which of the nodes left in float compute in float16, on devices that declare it (`float_types`).
+
+Files of this feature, all `half.py`: `intake` (files in half precision as float32), `annotate` (nodes that compute in
+float16), `lowering` (writes their Casts).
+"""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ from quantpipe.annotate.cache_operands import with_new_values_apart
 from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import ConstraintKind
+from quantpipe.annotate.embedding_table import refuse_overflowing, table_sites, with_tables
 from quantpipe.annotate.function_ranges import function_pins
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.half import half_nodes
-from quantpipe.annotate.loops import edges_of, loop_sites, loop_weights, with_state_bits
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.preset_ranges import pins_of
+from quantpipe.annotate.recurrent_loop import edges_of, loop_sites, loop_weights, with_state_bits
 from quantpipe.annotate.settle import settle
-from quantpipe.annotate.tables import refuse_overflowing, table_sites, with_tables
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.annotate.weighted import reason_of, weighted
 from quantpipe.errors import ConfigError, HardwareError

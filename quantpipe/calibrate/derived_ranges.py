@@ -14,7 +14,7 @@ import numpy as np
 from quantpipe import extend
 from quantpipe.extend import DeviceOp
 from quantpipe.graph.view import Graph
-from quantpipe.oprules.plugged import facts_of
+from quantpipe.oprules.plugin_op import facts_of
 from quantpipe.types import Form, Kernel, Range, Topology
 
 VISITS = 8

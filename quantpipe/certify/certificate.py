@@ -14,8 +14,8 @@ from quantpipe.certify.claims import Claims
 from quantpipe.certify.real_part import real_part, written_floats
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering import Rendered
+from quantpipe.lowering.embedding_table import OF_TABLES
 from quantpipe.lowering.fragments import TRANSPOSED
-from quantpipe.lowering.tables import OF_TABLES
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import (
     Device,

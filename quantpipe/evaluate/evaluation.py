@@ -26,7 +26,7 @@ from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
 from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.evaluate.plugged import check_plug_ins
+from quantpipe.evaluate.plugin_op import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
 from quantpipe.evaluate.streaming import free_running

@@ -2,6 +2,9 @@
 
 What is the same is compared integer by integer: tensors and weights whose scale and zero point are the file's, up to
 the shift between signed and unsigned types. What had to change is measured in real units.
+
+Files of this feature, all `imported.py`: `types`, `evaluate` (compares with the file), `report` (its sentence).
+`intake/quantized` reads the file.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, w
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.symbolic_axes import axes_of, axes_of_inputs
 from quantpipe.graph.view import Graph
-from quantpipe.intake.compare import difference, shaken
 from quantpipe.intake.control_flow import bodies_written_out
 from quantpipe.intake.fold import fold_batch_norms
 from quantpipe.intake.functions import functions_written_out
 from quantpipe.intake.isolated_process import Tell
 from quantpipe.intake.names import name_nodes, restore_names
 from quantpipe.intake.opsets import lower_opset, raise_to
+from quantpipe.intake.output_difference import difference, shaken
 from quantpipe.intake.rewrites import (
     BRANCHES,
     FUNCTIONS,
@@ -45,10 +45,10 @@ from quantpipe.intake.rewrites import (
 from quantpipe.intake.rewrites.axes import axes_joined
 from quantpipe.intake.rewrites.dense import rows_flattened
 from quantpipe.intake.rewrites.explicit import write_out
-from quantpipe.intake.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.intake.rewrites.fused import fused_written_out
 from quantpipe.intake.rewrites.known_sizes import sizes_known
 from quantpipe.intake.rewrites.layer_constants import constants_into_layers
+from quantpipe.intake.rewrites.pool_and_gemm import matmul_bias_to_gemm, pool_to_global
 from quantpipe.intake.rewrites.recurrent import looped, unrolled
 from quantpipe.intake.runnable import runnable
 from quantpipe.intake.untouched import tie_copies, untouched

@@ -4,6 +4,9 @@ Takes a model and gives one in which every float16 and bfloat16 tensor is a floa
 values: float32 holds them all), ports, and the types that nodes name (Cast, for instance). What is calibrated, searched
 and realized is that model. Its ports remember the type that the file gives them where that is float16
 (`TensorInfo.given`): samples are rounded to it, and the realized model has it.
+
+Files of this feature, all `half.py`: `intake` (files in half precision as float32), `annotate` (nodes that compute in
+float16), `lowering` (writes their Casts).
 """
 
 from __future__ import annotations

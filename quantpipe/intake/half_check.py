@@ -17,9 +17,9 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.io import STAGE, model_proto
-from quantpipe.intake.compare import difference
 from quantpipe.intake.half import HALVES, Halves
 from quantpipe.intake.half_ends import cast_ends
+from quantpipe.intake.output_difference import difference
 
 ORDINARY = {"float16": 0.02, "bfloat16": 0.1}
 """Differences, as a share of the output's largest value, that rounding in these types alone may come to."""

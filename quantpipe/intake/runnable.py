@@ -18,9 +18,9 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, weight_bytes, with_weights, without_weights
 from quantpipe.graph.io import model_proto
-from quantpipe.intake.compare import difference
 from quantpipe.intake.functions import all_written_out
 from quantpipe.intake.opsets import raise_to
+from quantpipe.intake.output_difference import difference
 from quantpipe.intake.rewrites.fused import fused_written_out
 from quantpipe.intake.rewrites.recurrent import time_first
 

@@ -2,6 +2,9 @@
 
 Scales, zero points and everything that is quantized or dequantized stay in float32, so integers are the same as those
 from float32 inputs.
+
+Files of this feature, all `half.py`: `intake` (files in half precision as float32), `annotate` (nodes that compute in
+float16), `lowering` (writes their Casts).
 """
 
 from __future__ import annotations

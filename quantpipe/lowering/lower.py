@@ -20,9 +20,9 @@ from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
 from quantpipe.intake.rewrites.explicit import write_out
+from quantpipe.lowering.embedding_table import look_up
 from quantpipe.lowering.half import as_half, cast_half, cast_single, round_to_brain, write_half
-from quantpipe.lowering.loops import CarriedState, StepBody, write_loop
-from quantpipe.lowering.tables import look_up
+from quantpipe.lowering.recurrent_loop import CarriedState, StepBody, write_loop
 from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, RowTable, Topology
 

@@ -12,7 +12,7 @@ from quantpipe.oprules import rows as r
 from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED_OPS
 from quantpipe.oprules.geometry import average_facts
 from quantpipe.oprules.matrix import ConvForm, DenseForm, TransposedForm
-from quantpipe.oprules.plugged import plugged_rule
+from quantpipe.oprules.plugin_op import plugged_rule
 from quantpipe.oprules.rule import Family, OpRule, Winner, divides, mean_of_map
 from quantpipe.types import FunctionKind as K
 from quantpipe.types import Reason, ReasonKind

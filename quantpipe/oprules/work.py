@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from quantpipe.graph.view import MS_DOMAIN, Graph, Node
-from quantpipe.oprules.loops import multiplied
+from quantpipe.oprules.recurrent_loop import multiplied
 from quantpipe.oprules.table import OP_RULES, float_reason, rule_of
 from quantpipe.types import ReasonKind
 

@@ -13,7 +13,7 @@ from quantpipe.check.decision_text import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.evaluate.baseline import baseline_warning
 from quantpipe.evaluate.beyond_ranges import beyond_warnings
-from quantpipe.evaluate.forms import forms_warnings
+from quantpipe.evaluate.forms_agreement import forms_warnings
 from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
@@ -21,7 +21,7 @@ from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.pipeline.tables import cache_rows, table_rows
+from quantpipe.pipeline.stored_parts import cache_rows, table_rows
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.report.imported import imported_warning
 from quantpipe.search import Metric, Objective

@@ -25,12 +25,12 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.forms import provenance
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.replay import finished_run
 from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.vector_settings import VectorSettings
+from quantpipe.pipeline.write_forms import provenance
 from quantpipe.realize import BACKENDS, FILE_FORMS
 from quantpipe.types import BeyondRow, DumpReport
 from quantpipe.version import __version__

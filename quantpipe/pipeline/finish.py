@@ -18,7 +18,7 @@ from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warni
 from quantpipe.evaluate.beyond_ranges import beyond_rows, beyond_warnings
 from quantpipe.evaluate.enough_samples import enough
 from quantpipe.evaluate.evaluation import FLOAT_MODEL, Evaluation
-from quantpipe.evaluate.forms import compare_forms, forms_warnings
+from quantpipe.evaluate.forms_agreement import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.slower import slower_warning, speed_of
@@ -35,12 +35,12 @@ from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.effort import BASELINES, EffortBudget, effort_part, estimated
 from quantpipe.pipeline.figures import Way, figures_of
-from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report, file_trials
 from quantpipe.pipeline.memory_estimate import memory_estimate
 from quantpipe.pipeline.report_attachments import Beside, digest_of
 from quantpipe.pipeline.stage_errors import earlier_errors
 from quantpipe.pipeline.timeline import PAGE, TRACKING, Timed, part_of, timeline_of
+from quantpipe.pipeline.write_forms import Forms, write_forms
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.report.effort_text import effort_sentence
 from quantpipe.report.imported import imported_verdict, imported_warning

@@ -8,7 +8,7 @@ from quantpipe import extend
 from quantpipe.errors import HardwareError
 from quantpipe.extend import Array, DeviceOp, Site
 from quantpipe.oprules import OpRule
-from quantpipe.oprules.plugged import facts_of
+from quantpipe.oprules.plugin_op import facts_of
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.requantize import limits
 from quantpipe.types import Device, Form, Kernel

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
-from quantpipe.lowering.loops import CarriedState, StepBody
+from quantpipe.lowering.recurrent_loop import CarriedState, StepBody
 from quantpipe.types import WeightTensor
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from quantpipe.graph.session_options import EXACT_PAIRS, REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
-from quantpipe.lowering.loops import CarriedState, StepBody
+from quantpipe.lowering.recurrent_loop import CarriedState, StepBody
 from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.realize.blocks import dequantized, expanded, is_turned
 from quantpipe.realize.loop_bodies import multiply_state, store_state

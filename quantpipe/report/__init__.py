@@ -7,4 +7,4 @@ from quantpipe.report.dumped import dump_tables, identified_table, kit_table, ti
 from quantpipe.report.explained import explained
 from quantpipe.report.lint import lint_table
 from quantpipe.report.page import render_html
-from quantpipe.report.table import summary_table
+from quantpipe.report.terminal_table import summary_table

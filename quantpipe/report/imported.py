@@ -1,4 +1,8 @@
-"""Summarize in one sentence the quantized model that a run started from."""
+"""Summarize in one sentence the quantized model that a run started from.
+
+Files of this feature, all `imported.py`: `types`, `evaluate` (compares with the file), `report` (its sentence).
+`intake/quantized` reads the file.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from quantpipe.types.dumped import (
     LayerFit,
     TimesReport,
 )
+from quantpipe.types.embedding_table import RowTable, TableLayout, TableLimits, TableNumbers, TableSite
 from quantpipe.types.explained import (
     AccumulatorRow,
     AdviceRow,
@@ -56,7 +57,6 @@ from quantpipe.types.hardware import (
     Unify,
 )
 from quantpipe.types.imported import GivenTensor, GivenWeight, Imported, ImportedGrid, Keep
-from quantpipe.types.loops import NO_BODIES, NO_CELLS, BodyForms, LoopForms, LoopProduct, LoopSite, RecurrentLimits
 from quantpipe.types.narrowing import FixedPoint, Requantize
 from quantpipe.types.plan import (
     Accumulate,
@@ -80,6 +80,15 @@ from quantpipe.types.plan import (
 from quantpipe.types.program import Step, StepOp
 from quantpipe.types.random_ops import RandomOps
 from quantpipe.types.reason import Reason, ReasonKind
+from quantpipe.types.recurrent_loop import (
+    NO_BODIES,
+    NO_CELLS,
+    BodyForms,
+    LoopForms,
+    LoopProduct,
+    LoopSite,
+    RecurrentLimits,
+)
 from quantpipe.types.report_rows import (
     ChoiceRow,
     ConfirmationPart,
@@ -160,5 +169,4 @@ from quantpipe.types.strategy_file import (
     StrategyFile,
 )
 from quantpipe.types.structure import Structure
-from quantpipe.types.tables import RowTable, TableLayout, TableLimits, TableNumbers, TableSite
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite

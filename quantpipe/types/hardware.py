@@ -11,8 +11,8 @@ from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.caches import CacheLimits
 from quantpipe.types.chip import Chip
 from quantpipe.types.dtype import DType
-from quantpipe.types.loops import RecurrentLimits
-from quantpipe.types.tables import TableLimits
+from quantpipe.types.embedding_table import TableLimits
+from quantpipe.types.recurrent_loop import RecurrentLimits
 
 if TYPE_CHECKING:
     from quantpipe.types.kernel import LogicalKernel

@@ -1,4 +1,8 @@
-"""The import of a model that is quantized already: grids of tensors, integer weights, and the kept parts of them."""
+"""The import of a model that is quantized already: grids of tensors, integer weights, and the kept parts of them.
+
+Files of this feature, all `imported.py`: `types`, `evaluate` (compares with the file), `report` (its sentence).
+`intake/quantized` reads the file.
+"""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import EXACT_FLOAT32, along
 from quantpipe.types.dtype import DType
+from quantpipe.types.embedding_table import RowTable
 from quantpipe.types.hardware import Accumulator, FunctionKind, Rounding
-from quantpipe.types.loops import LoopProduct
 from quantpipe.types.narrowing import FixedPoint, Requantize, Scale
 from quantpipe.types.program import Step
+from quantpipe.types.recurrent_loop import LoopProduct
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
-from quantpipe.types.tables import RowTable
 from quantpipe.types.topology import Form
 
 

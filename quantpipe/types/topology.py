@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from quantpipe.types.caches import CacheSite
 from quantpipe.types.dtype import DType
+from quantpipe.types.embedding_table import TableSite
 from quantpipe.types.hardware import OpSignature
 from quantpipe.types.kernel import KernelSite
-from quantpipe.types.loops import LoopSite
 from quantpipe.types.reason import Reason
+from quantpipe.types.recurrent_loop import LoopSite
 from quantpipe.types.schema import Blocks
 from quantpipe.types.statistics import Range
-from quantpipe.types.tables import TableSite
 
 
 class Form(StrEnum):

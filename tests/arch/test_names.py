@@ -1,17 +1,15 @@
 """Names are found once: a public class name in one file, a file's base name in at most two packages.
 
-`names.json` lists the exceptions that are there. It may only become shorter: `python -m tests.arch.test_names`.
+The files of a feature that crosses layers have one name, and the first paragraphs of each list the packages of all.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 from collections import defaultdict
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "quantpipe"
-EXCEPTIONS = Path(__file__).with_name("names.json")
 MOST_PACKAGES = 2
 
 
@@ -35,28 +33,31 @@ def repeated_files(paths: list[str]) -> dict[str, int]:
     return {name: len(found) for name, found in sorted(folders.items()) if len(found) > MOST_PACKAGES}
 
 
+def features(sources: dict[str, str]) -> set[str]:
+    """File base names of features that cross layers: the first paragraphs of each file name the folders of all."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for path, text in sources.items():
+        head = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+        found[Path(path).name][str(Path(path).parent)] = head.partition("Files of this feature, all ")[2]
+    return {
+        name
+        for name, heads in found.items()
+        if all(head.startswith(f"`{name}`") and all(f"`{other}`" in head for other in heads) for head in heads.values())
+    }
+
+
 def sources() -> dict[str, str]:
     """Path within the package -> text."""
     return {str(p.relative_to(PACKAGE)): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))}
 
 
-def excess(found: dict[str, int], known: dict[str, int]) -> dict[str, int]:
-    """What occurs more often than the exceptions allow."""
-    return {name: count for name, count in found.items() if count > known.get(name, 1)}
-
-
 def test_a_public_class_name_stands_in_one_file() -> None:
-    assert not excess(repeated_classes(sources()), json.loads(EXCEPTIONS.read_text())["classes"])
+    assert repeated_classes(sources()) == {}
 
 
 def test_a_file_base_name_stands_in_two_packages_at_most() -> None:
-    assert not excess(repeated_files(list(sources())), json.loads(EXCEPTIONS.read_text())["files"])
-
-
-def test_exceptions_that_are_gone_are_not_listed() -> None:
-    known = json.loads(EXCEPTIONS.read_text())
-    assert set(known["classes"]) <= set(repeated_classes(sources()))
-    assert set(known["files"]) <= set(repeated_files(list(sources())))
+    found = sources()
+    assert set(repeated_files(list(found))) <= features(found)
 
 
 def test_planted_names_are_found() -> None:
@@ -66,14 +67,12 @@ def test_planted_names_are_found() -> None:
         "c/x.py": "class _Own: pass",
     }
     assert repeated_classes(texts) == {"Grid": 2}
-    assert excess({"Grid": 2}, {}) == {"Grid": 2} and not excess({"Grid": 2}, {"Grid": 2})
     assert repeated_files(["a/t.py", "b/t.py", "c/t.py", "a/u.py", "b/u.py", "__init__.py"]) == {"t.py": 3}
 
 
-if __name__ == "__main__":
-    before = json.loads(EXCEPTIONS.read_text()) if EXCEPTIONS.exists() else None
-    now = {"classes": repeated_classes(sources()), "files": repeated_files(list(sources()))}
-    for kind, found in now.items():
-        if before is not None:
-            now[kind] = {n: min(c, before[kind][n]) for n, c in found.items() if n in before[kind]}
-    EXCEPTIONS.write_text(json.dumps(now, indent=1) + "\n")
+def test_a_feature_that_does_not_list_its_files_is_found() -> None:
+    head = '"""Loops.\n\nFiles of this feature, all `loop.py`: `types`, `annotate`,\n`plan` (numbers).\n"""\n'
+    whole = {f"{package}/loop.py": head for package in ("types", "annotate", "plan")}
+    assert features(whole) == {"loop.py"}
+    assert features({**whole, "search/loop.py": head}) == set()
+    assert features({**whole, "plan/loop.py": '"""Loops."""\n'}) == set()

@@ -30,7 +30,7 @@ import onnxruntime as ort
 from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
-from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.evaluate.forms_agreement import WrittenBeside, executed
 from quantpipe.intake.tflite import litert
 from quantpipe.lowering import Rendered
 from quantpipe.realize.c import runner

@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
-from quantpipe.intake.compare import difference
 from quantpipe.intake.load import load_graph, read_graph
+from quantpipe.intake.output_difference import difference
 from quantpipe.intake.rewrites.fused import FUSED, fused_written_out
 from quantpipe.intake.rewrites.fused.blocked import DOMAIN, block
 from quantpipe.intake.runnable import runnable

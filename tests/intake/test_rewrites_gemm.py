@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.graph.execute import Session
-from quantpipe.intake.compare import difference
 from quantpipe.intake.load import load_graph
+from quantpipe.intake.output_difference import difference
 
 Array = np.ndarray[Any, Any]
 

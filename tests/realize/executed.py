@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quantpipe.evaluate.compared_models import SimulatedModel
-from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.evaluate.forms_agreement import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize import Provenance
 from quantpipe.realize.c.form import CForm, walked

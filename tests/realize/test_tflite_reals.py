@@ -10,7 +10,7 @@ import pytest
 
 from quantpipe import intmath
 from quantpipe.evaluate.compared_models import SimulatedModel
-from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.evaluate.forms_agreement import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite.run import TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model

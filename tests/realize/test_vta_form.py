@@ -18,7 +18,7 @@ import pytest
 from quantpipe.check.exact_forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
-from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.evaluate.forms_agreement import WrittenBeside, executed
 from quantpipe.hardware.cost import node_cycles
 from quantpipe.lowering import Rendered
 from quantpipe.realize.vta.isa import Alu, Instruction, Memory, Op, Uop, decoded

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import SimulatedModel
-from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.evaluate.forms_agreement import WrittenBeside, executed
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite.form import TfliteForm, kernels_of
 from quantpipe.realize.tflite.run import LiteRTKernels

@@ -27,7 +27,7 @@ from quantpipe.hardware.cost import bops, cycles
 from quantpipe.hardware.load import load_hardware
 from quantpipe.intake.rewrites.recurrent import CELLS, looped
 from quantpipe.metrics.reference import Compared
-from quantpipe.oprules.loops import products_of
+from quantpipe.oprules.recurrent_loop import products_of
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
 from quantpipe.types import DType, LoopForms
 from quantpipe.verify import verify_folder

@@ -26,7 +26,7 @@ from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
-from quantpipe.pipeline.tables import table_rows
+from quantpipe.pipeline.stored_parts import table_rows
 from quantpipe.plan.table_numbers import real_rows, row_table
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.tflite.write import write_model

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.edit import attribute, constant, is_op, new_constant, new_node, only_user, operand
 from quantpipe.intake.quantized.grids import grid_of, refuse_scales, unpacked, whole
-from quantpipe.intake.quantized.tables import (
+from quantpipe.intake.quantized.quantized_ops import (
     ADD,
     AXES,
     CAST,

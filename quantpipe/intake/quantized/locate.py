@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph
-from quantpipe.intake.quantized.tables import RESHAPE
+from quantpipe.intake.quantized.quantized_ops import RESHAPE
 from quantpipe.intake.rewrites.dense import FLAT
 from quantpipe.types import GivenWeight, Imported, ImportedGrid
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.edit import attribute, constant, new_constant, only_user, operand
 from quantpipe.intake.quantized.grids import grid_of, hull, refused, type_of, whole
-from quantpipe.intake.quantized.tables import (
+from quantpipe.intake.quantized.quantized_ops import (
     CAST,
     CHOOSING,
     CLIP,

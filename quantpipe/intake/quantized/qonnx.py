@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.edit import attribute, constant, is_op, new_constant, new_node, only_user
 from quantpipe.intake.quantized.grids import refused
-from quantpipe.intake.quantized.tables import (
+from quantpipe.intake.quantized.quantized_ops import (
     ADD,
     CLIP,
     DEQUANTIZE,

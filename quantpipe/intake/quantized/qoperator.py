@@ -8,7 +8,7 @@ import onnx_ir as ir
 from quantpipe.graph.edit import attribute, new_constant, operand
 from quantpipe.graph.op_tables import INTEGER_OPS, IntegerOp, Ports
 from quantpipe.intake.quantized.grids import grid_of, refused, whole
-from quantpipe.intake.quantized.tables import AXES
+from quantpipe.intake.quantized.quantized_ops import AXES
 from quantpipe.intake.quantized.walk import DequantizeWalk
 from quantpipe.types import ImportedGrid
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.edit import is_op, new_constant, new_node
 from quantpipe.graph.external_weights import copied
-from quantpipe.intake.quantized.tables import APPROXIMATED, DEQUANTIZE, DOMAINS, MAX
+from quantpipe.intake.quantized.quantized_ops import APPROXIMATED, DEQUANTIZE, DOMAINS, MAX
 
 
 def with_real_softmax(model: ir.Model) -> ir.Model | None:

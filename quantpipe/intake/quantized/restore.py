@@ -20,7 +20,7 @@ from quantpipe.intake.quantized.dynamic import dynamic_quantize, fused_product, 
 from quantpipe.intake.quantized.qdq import dequantize, fold, limit, move, multiplied, pad, quantize, refuse_open
 from quantpipe.intake.quantized.qonnx import as_qdq
 from quantpipe.intake.quantized.qoperator import integer_op
-from quantpipe.intake.quantized.tables import (
+from quantpipe.intake.quantized.quantized_ops import (
     CAST,
     CHOOSING,
     DEQUANTIZE,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.edit import new_constant, new_node
 from quantpipe.intake.quantized.grids import dequantized, whole
+from quantpipe.intake.quantized.quantized_ops import CLAMPED, CLIP, CLIPS, IDENTITY, RELU, SUFFIXES
 from quantpipe.intake.quantized.signs import upright
-from quantpipe.intake.quantized.tables import CLAMPED, CLIP, CLIPS, IDENTITY, RELU, SUFFIXES
 from quantpipe.types import GivenTensor, GivenWeight, ImportedGrid
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)

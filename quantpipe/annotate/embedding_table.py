@@ -2,6 +2,9 @@
 
 A node that looks rows up moves no activation, so it is no kernel: it stays in float, and gives floats. Its table
 is stored in integers.
+
+Files of this feature, all `embedding_table.py`: `types`, `annotate` (decides), `lowering` (writes); numbers:
+`plan/table_numbers.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from quantpipe.types import (
     TableNumbers,
     TableSite,
 )
-from quantpipe.types.tables import WIDTHS
+from quantpipe.types.embedding_table import WIDTHS
 
 LEFT = (ReasonKind.KEPT, ReasonKind.NOT_ASKED, ReasonKind.CHOSEN)
 """Reasons of nodes that someone wants in float, with all that they read."""

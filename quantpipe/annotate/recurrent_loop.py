@@ -2,6 +2,9 @@
 
 A loop stays in float. In its body, the device takes the state in stored integers and multiplies it by an integer
 weight; what a step passes on are floats, or stored integers if the device declares them.
+
+Files of this feature, all `recurrent_loop.py`: `oprules` (finds them), `types`, `annotate` (decides), `lowering`
+(writes).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from quantpipe.annotate.weighted import LEFT
 from quantpipe.graph.view import Graph
-from quantpipe.oprules.loops import products_of
+from quantpipe.oprules.recurrent_loop import products_of
 from quantpipe.types import (
     DType,
     Edge,

@@ -1,4 +1,8 @@
-"""The rows of ops from plug-in packages, made from what the packages say of them."""
+"""The rows of ops from plug-in packages, made from what the packages say of them.
+
+Files of this feature, all `plugin_op.py`: `intake` (joins patterns), `oprules` (rows of ops), `evaluate` (compares
+kernels).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 The body is the float model's; in it, each product of the state reads the state's stored integers. Constants stay
 outside of the body, which reads them by name.
+
+Files of this feature, all `recurrent_loop.py`: `oprules` (finds them), `types`, `annotate` (decides), `lowering`
+(writes).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from onnx_ir.convenience import convert_attributes
 
 from quantpipe.graph.build import Attribute
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules.loops import body_of, made_of, name_of
+from quantpipe.oprules.recurrent_loop import body_of, made_of, name_of
 from quantpipe.types import Form, LoopProduct, Quantizer
 
 if TYPE_CHECKING:

@@ -3,6 +3,9 @@
 For each kernel the simulated and the realized integers are compared, element by element, with the package's interpreter
 on the same stored operands. Their real values are compared with the reference on the operands' real values. Where they
 differ, the run ends and names the package: quantpipe cannot decide which of the two is right.
+
+Files of this feature, all `plugin_op.py`: `intake` (joins patterns), `oprules` (rows of ops), `evaluate` (compares
+kernels).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
-from quantpipe.oprules.plugged import facts_of
+from quantpipe.oprules.plugin_op import facts_of
 from quantpipe.plan.requantize import limits
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import Device, Kernel, QuantPlan, Samples, Topology

@@ -2,6 +2,9 @@
 
 The rows are looked up as integers, and so are their numbers; the arithmetic is on the results. (A DequantizeLinear of
 the whole table before the node would dequantize all of it in every run.)
+
+Files of this feature, all `embedding_table.py`: `types`, `annotate` (decides), `lowering` (writes); numbers:
+`plan/table_numbers.py`.
 """
 
 from __future__ import annotations

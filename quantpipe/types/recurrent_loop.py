@@ -1,4 +1,8 @@
-"""Loops (Scan) whose body multiplies a state by constants: where they are, and their integers."""
+"""Loops (Scan) whose body multiplies a state by constants: where they are, and their integers.
+
+Files of this feature, all `recurrent_loop.py`: `oprules` (finds them), `types`, `annotate` (decides), `lowering`
+(writes).
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from quantpipe.artifacts import digest_json
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.evaluation import Evaluation
-from quantpipe.evaluate.forms import WrittenBeside, agreement_row
+from quantpipe.evaluate.forms_agreement import WrittenBeside, agreement_row
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.session_options import carried
 from quantpipe.graph.stored_ports import stored_ports

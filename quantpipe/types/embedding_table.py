@@ -1,4 +1,8 @@
-"""Constant tables of which rows are looked up: what a device stores of them, which there are, and their integers."""
+"""Constant tables of which rows are looked up: what a device stores of them, which there are, and their integers.
+
+Files of this feature, all `embedding_table.py`: `types`, `annotate` (decides), `lowering` (writes); numbers:
+`plan/table_numbers.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Ops of plug-in packages in a model as it is loaded: their own definitions stand, and their patterns are joined."""
+"""Ops of plug-in packages in a model as it is loaded: their own definitions stand, and their patterns are joined.
+
+Files of this feature, all `plugin_op.py`: `intake` (joins patterns), `oprules` (rows of ops), `evaluate` (compares
+kernels).
+"""
 
 from __future__ import annotations
 
