@@ -41,7 +41,7 @@ from quantpipe.types import (
     Topology,
 )
 from quantpipe.types.choice_key import ChoiceKind, choice_key, is_structural, read_key
-from quantpipe.types.hardware import FloatOn
+from quantpipe.types.hardware_fields import FloatOn
 from quantpipe.types.structure import DEFAULT, FLOAT, INTEGER, OWN, SHARED
 
 KEPT = 64

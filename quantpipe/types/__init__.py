@@ -33,7 +33,8 @@ from quantpipe.types.explained import (
     MomentsRow,
     SplitRow,
 )
-from quantpipe.types.hardware import (
+from quantpipe.types.hardware import HardwareSpec
+from quantpipe.types.hardware_fields import (
     MULTIPLIER_BITS,
     Accumulator,
     AddInputs,
@@ -43,7 +44,6 @@ from quantpipe.types.hardware import (
     FloatOn,
     FloatType,
     FunctionKind,
-    HardwareSpec,
     Isa,
     OpSignature,
     Overflow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quantpipe.types.hardware import Cost, OpSignature
+from quantpipe.types.hardware_fields import Cost, OpSignature
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.types.hardware import MULTIPLIER_BITS, FixedRounding, RequantizeKind, Rounding
+from quantpipe.types.hardware_fields import MULTIPLIER_BITS, FixedRounding, RequantizeKind, Rounding
 
 Scale = NDArray[np.float32]
 """float32, shape `()` or `[C]`, real units per integer step."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quantpipe.arrays import EXACT_FLOAT32, along
 from quantpipe.types.dtype import DType
 from quantpipe.types.embedding_table import RowTable
-from quantpipe.types.hardware import Accumulator, FunctionKind, Rounding
+from quantpipe.types.hardware_fields import Accumulator, FunctionKind, Rounding
 from quantpipe.types.narrowing import FixedPoint, Requantize, Scale
 from quantpipe.types.program import Step
 from quantpipe.types.recurrent_loop import LoopProduct

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.types.hardware import Rounding
+from quantpipe.types.hardware_fields import Rounding
 
 
 class StepOp(StrEnum):

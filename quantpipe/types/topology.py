@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quantpipe.types.caches import CacheSite
 from quantpipe.types.dtype import DType
 from quantpipe.types.embedding_table import TableSite
-from quantpipe.types.hardware import OpSignature
+from quantpipe.types.hardware_fields import OpSignature
 from quantpipe.types.kernel import KernelSite
 from quantpipe.types.reason import Reason
 from quantpipe.types.recurrent_loop import LoopSite

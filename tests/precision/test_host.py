@@ -8,7 +8,7 @@ from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.types.choice_key import ChoiceKind, choice_key
-from quantpipe.types.hardware import FloatOn
+from quantpipe.types.hardware_fields import FloatOn
 from quantpipe.types.structure import FLOAT
 from tests.ops.line import Net, line
 
