@@ -9,6 +9,7 @@ from typing import Any
 from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
 from quantpipe.realize.deployment import how_to_run, loading_code
+from quantpipe.realize.open_lengths import longest_open_sum
 from quantpipe.realize.provenance import Provenance, port_numbers
 from quantpipe.realize.ship_samples import IDENTITY
 from quantpipe.types import HardwareSpec, QuantPlan, TensorInfo
@@ -61,6 +62,7 @@ def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: 
         "",
         *(_port(port, plan, forms[0].caches) for port in graph.outputs),
         *_caches(forms[0].caches),
+        *_length(longest_open_sum(graph, plan)),
     ]
     if made.class_names:
         lines += ["", f"Classes by index: {', '.join(made.class_names)}."]
@@ -97,6 +99,17 @@ def _caches(caches: Sequence[StoredPort]) -> list[str]:
         "|---|---|---|---|---|---|",
         *rows,
     ]
+
+
+def _length(longest: int | None) -> list[str]:
+    """Return the section about sums whose length the inputs decide, in integers that hold so many terms."""
+    if longest is None:
+        return []
+    text = (
+        f"Integer sums over an axis of free length hold {longest:,} terms. In an attention these are the positions, "
+        "with those of its caches. Longer inputs may overflow, and nothing reports it: limit them in your program."
+    )
+    return ["", "## Length", "", text]
 
 
 def _port(port: TensorInfo, plan: QuantPlan, caches: Sequence[StoredPort]) -> str:

@@ -49,6 +49,12 @@ def test_ship_shows_what_to_feed(result: quantpipe.Result) -> None:
         assert f"np.{row['stored']})" in text
 
 
+def test_ship_has_the_length_that_integer_sums_hold(result: quantpipe.Result) -> None:
+    text = (result.folder / "realize" / "SHIP.md").read_text(encoding="utf-8")
+    in_integers = result.report["run"]["hardware"] == "npu_w8a16"  # ort_cpu multiplies and normalizes in float
+    assert ("hold 32,768 terms" in text) is in_integers and ("## Length" in text) is in_integers
+
+
 def test_the_certificate_holds(result: quantpipe.Result) -> None:
     verdict = quantpipe.verify(result.folder)
     assert verdict.wrong is None, str(verdict)

@@ -22,6 +22,7 @@ from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.hardware.load import load_hardware
 from quantpipe.lowering import Rendered
 from quantpipe.oprules.facts import LONGEST_SUM
+from quantpipe.realize.open_lengths import longest_open_sum
 from quantpipe.types import HardwareSpec
 from quantpipe.verify.check import verify_folder
 from tests.decoders import nets
@@ -71,6 +72,17 @@ def test_an_attention_over_any_number_of_positions_runs_in_integers(name: str, l
     plan = here.plan(16)
     bounds = [plan.kernels[n.name].bound for n in products]
     assert len(bounds) == 2 * nets.LAYERS and bounds[1] >= bounds[0] * LONGEST_SUM // nets.SIZE // 4
+
+
+def test_the_longest_row_bounds_the_length(lines: Any) -> None:
+    """TFLite's Softmax of 8 bits holds fewer terms than the products do."""
+    here = lines("npu_w8a16")
+    assert longest_open_sum(here.graph, here.plan(16)) == LONGEST_SUM
+    spec = hardware("tflite_int8")
+    only = {op: tuple(s for s in found if s.is_integer) for op, found in spec.ops.items()}
+    here = lines("tflite_int8", spec=replace(spec, ops={op: found for op, found in only.items() if found}))
+    assert {"MatMul", "Softmax"}.isdisjoint(n.op for n in here.graph.nodes if n.name in here.topology.float_nodes)
+    assert longest_open_sum(here.graph, here.plan(8)) == 4095
 
 
 def test_a_softmax_that_counts_hidden_elements_takes_no_rows_of_open_length(lines: Any) -> None:
