@@ -10,7 +10,7 @@ from quantpipe.types import Contract, FunctionKind, Program, QuantPlan
 
 
 def longest_open_sum(graph: Graph, plan: QuantPlan) -> int | None:
-    """Return how many terms every integer sum of open length holds; None where the model has none."""
+    """Return how many terms every integer sum of open length holds; None without such sums."""
     found = (_terms(graph, plan, name) for name in plan.kernels)
     return min((terms for terms in found if terms is not None), default=None)
 
