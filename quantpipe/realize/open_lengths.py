@@ -22,7 +22,8 @@ def _terms(graph: Graph, plan: QuantPlan, name: str) -> int | None:
     if isinstance(kernel, Contract):
         terms = product_terms(node, graph)
         return None if terms == graph.shapes[data][-1] else terms
-    in_rows = isinstance(kernel, Program) and rule is not None and rule.family is Family.ROWS
-    if not in_rows or kernel.kind is FunctionKind.DIVISION or not is_open_row(node, graph):
+    if not isinstance(kernel, Program) or rule is None or rule.family is not Family.ROWS:
+        return None
+    if kernel.kind is FunctionKind.DIVISION or not is_open_row(node, graph):
         return None
     return longest_row(node, graph, kernel.kind, plan.quantizers[data].dtype.bits)
