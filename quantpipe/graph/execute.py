@@ -117,9 +117,10 @@ class Session:
         register_custom_ops(settings)
         if not spin:
             settings.add_session_config_entry("session.force_spinning_stop", "1")
-        for name, value in wanted.items():
-            settings.add_session_config_entry(name, value)
         ask = kernels is not Kernels.NATIVE and not declared and pairs_saturate()
+        for name, value in wanted.items():
+            if not ask or name not in EXACT_PAIRS:  # asked for, it is set at load: the runtime reports a second entry
+                settings.add_session_config_entry(name, value)
         if isinstance(model, ir.Model) and not weights:
             model, weights = _beside(
                 model, {ir.DataType.FLOAT} if ask else SEPARATE

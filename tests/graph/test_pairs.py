@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.graph import execute
 from quantpipe.graph.execute import Session
-from quantpipe.graph.pairs import separated
+from quantpipe.graph.pairs import PAIR, pair, separated
+from quantpipe.graph.session_options import EXACT_PAIRS, carry
 
 
 def tied(readers: int) -> onnx.ModelProto:
@@ -94,3 +95,14 @@ def test_ops_that_quantize_at_run_time_keep_their_kernels(monkeypatch: pytest.Mo
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {graph}')
         Session(ir.from_proto(model))
     assert asked == [True]
+
+
+def test_an_option_that_the_model_carries_is_set_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second entry of an option is a line of the runtime on the terminal."""
+    monkeypatch.setattr(execute, "pairs_saturate", lambda: True)
+    model = ir.from_proto(onnx.load_from_string(pair()))
+    carry(model, EXACT_PAIRS)
+    found = execute.Session(model).run({"x": np.full((1, 2), 255, np.uint8)})["y"]
+    assert int(found[0, 0]) == PAIR and "already exists" not in capfd.readouterr().err
