@@ -44,10 +44,8 @@ def _with_low_masks(model: ir.Model) -> ir.Model:
     """Limit the model's masks to values that leave steps for the scores; the model itself if it has no masks."""
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    before = set(copy.graph.initializers)
-    for node in list(copy.graph):
-        low_mask(copy.graph, node)
-    return copy if set(copy.graph.initializers) != before else model
+    changed = [low_mask(copy.graph, node) for node in list(copy.graph)]
+    return copy if any(changed) else model
 
 
 def _joined(model: ir.Model, rewrites: Iterable[tuple[Rewrite, int]]) -> ir.Model:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from quantpipe.graph.execute import Session
 from tests.ops.line import Net, hardware, hardware_data, line, load
@@ -149,3 +149,41 @@ def test_a_sentinel_times_whole_numbers_is_a_mask(made_of: str, factor: float | 
         plan = made.plan(16)
         assert made.agree(plan, "integer").differing == 0
         assert float(plan.quantizers["sum_out"].scale) < 0.01
+
+
+def above_diagonal(filled: float) -> Net:
+    """Scores whose later keys a value hides that fills a triangle, as OPT is exported."""
+    net = Net(seed=7, opset=17)
+    x = net.input(None, 6, 16)
+    scores = net.node("MatMul", x, net.floats(16, 6, scale=0.5), name="scores")
+    value = numpy_helper.from_array(np.float32([filled]), "value")
+    whole = net.node("ConstantOfShape", net.node("Shape", scores), name="whole", value=value)
+    later = net.node("Trilu", whole, net.constant(np.int64(1)), name="later", upper=1)
+    places = net.constant(np.arange(6, dtype=np.int64))
+    hidden = net.node("Greater", places, net.node("Reshape", places, net.constant(np.int64([6, 1]))), name="hidden")
+    mask = net.node("Mul", later, net.node("Cast", hidden, name="ones", to=1), name="mask")
+    seen = net.node("Equal", mask, net.constant(np.float32(0)), name="seen")
+    net.output(net.node("Softmax", net.node("Add", scores, mask, name="sum"), axis=-1))
+    net.output(net.node("Cast", seen, name="seen_ones", to=1))
+    return net
+
+
+@pytest.mark.parametrize("filled", [float(np.finfo(np.float32).min), -1e30])
+def test_a_mask_that_fills_a_triangle_leaves_scores_their_steps(filled: float) -> None:
+    made = line(above_diagonal(filled), "npu_w8a16")
+    plan = made.plan(16)
+    assert made.agree(plan, "integer").differing == 0
+    assert float(plan.quantizers["sum_out"].scale) < 0.01
+    wanted, got = (list(made.outputs(m).values()) for m in (None, made.realize(plan, "integer").model))
+    assert np.sqrt(np.mean((wanted[0] - got[0]) ** 2)) < 0.01 * np.std(wanted[0])
+    feeds = next(iter(made.samples.batches(16))).inputs
+    exact = ort.InferenceSession(above_diagonal(filled).proto().SerializeToString()).run(None, dict(feeds))
+    for array, known in zip(wanted, exact, strict=True):
+        np.testing.assert_allclose(array, known, rtol=1e-5, atol=1e-6)
+
+
+def test_a_filled_triangle_of_scores_stays_as_it_is() -> None:
+    """What a value of normal size fills is no mask."""
+    made = line(above_diagonal(-3.0), "npu_w8a16")
+    shares = next(iter(made.outputs().values()))
+    assert float(shares.min()) > 1e-9

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
 from quantpipe.graph.edit import constant, is_op, new_constant
+from quantpipe.graph.op_tables import SHAPES
 
 SENTINEL = np.float32(-1e30)
 """So far below all scores that several of them may be added, and none is infinite."""
@@ -35,6 +36,7 @@ MASKED, WIDE = ("Add", "Softmax"), 16
 
 PASSING = (
     "Add", "Where", "Reshape", "Expand", "Transpose", "Unsqueeze", "Squeeze", "Slice", "Identity", "Tile", "Gather",
+    "Trilu", "ScatterND",
 )  # fmt: skip
 """Ops behind which a sentinel is one still."""
 
@@ -52,10 +54,26 @@ def finite_mask(graph: ir.Graph, node: ir.Node) -> None:
     _replace(graph, node, _is_mask, lambda a: np.where(np.isneginf(a), SENTINEL, a))
 
 
-def low_mask(graph: ir.Graph, node: ir.Node) -> None:
-    """Start at a node that reads a constant with sentinels, and whose result goes to a Softmax only."""
-    if not is_op(node, "Mul") or all(_is_whole(v) for v in node.inputs):
-        _replace(graph, node, _is_very_low, lambda a: np.where(a <= VERY_LOW, LOW, a), ops=(*PASSING, "Mul"))
+def low_mask(graph: ir.Graph, node: ir.Node) -> bool:
+    """Start at a node that reads a constant with sentinels, or is filled with one, and goes to a Softmax only.
+
+    Returns whether the node is another one now.
+    """
+    ops = (*PASSING, "Mul")
+    if is_op(node, "ConstantOfShape"):
+        return _fill(graph, node, ops)
+    if is_op(node, "Mul") and not all(_is_whole(v) for v in node.inputs):
+        return False
+    return _replace(graph, node, _is_very_low, lambda a: np.where(a <= VERY_LOW, LOW, a), ops=ops)
+
+
+def _fill(graph: ir.Graph, node: ir.Node, ops: Collection[str]) -> bool:
+    """Fill with the low value what is filled with a sentinel, as masks above a diagonal (Trilu) are."""
+    given = node.attributes.get("value")
+    if given is None or not _is_very_low(given.as_tensor().numpy()) or not _ends(node, graph, ops):
+        return False
+    node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray([LOW])))
+    return True
 
 
 def adds_masks_in_16_bits(declared: Collection[str]) -> bool:
@@ -78,15 +96,18 @@ def _replace(
     changed: Callable[[Array], Array],
     *,
     ops: Collection[str] = PASSING,
-) -> None:
+) -> bool:
+    changes = False
     if not is_op(node, *ops):
-        return
+        return changes
     for port, value in enumerate(node.inputs):
         array = constant(value)
-        if value is None or array is None or not is_mask(array) or not _ends(node, graph):
+        if value is None or array is None or not is_mask(array) or not _ends(node, graph, ops):
             continue
         found = changed(array).astype(np.float32)
         node.replace_input_with(port, new_constant(graph, f"{value.name}_finite", found))
+        changes = True
+    return changes
 
 
 def _is_mask(array: NDArray[Any]) -> bool:
@@ -116,19 +137,26 @@ def _is_whole(value: ir.Value | None) -> bool:
     return is_op(maker, *COMPUTING, *PASSING) and all(_is_whole(v) for v in read)
 
 
-def _ends(node: ir.Node, graph: ir.Graph) -> bool:
-    """Return whether everything made of a node's result is the input of a Softmax."""
+def _ends(node: ir.Node, graph: ir.Graph, ops: Collection[str]) -> bool:
+    """Return whether everything that these ops make of a node's result, shapes aside, is the input of a Softmax."""
     waiting, seen = list(node.outputs), set(node.outputs)
     while waiting:
         value = waiting.pop()
         if value in graph.outputs or not value.uses():
             return False
         for use in value.uses():
-            if is_op(use.node, *ENDS):
+            if is_op(use.node, *ENDS, *SHAPES) or _compares_with_zero(use.node, value):
                 continue
-            if not is_op(use.node, *PASSING):
+            factors = [v for v in use.node.inputs if v is not value] if is_op(use.node, "Mul") else []
+            if not is_op(use.node, *ops) or not all(_is_whole(v) for v in factors):
                 return False
             new = [out for out in use.node.outputs if out not in seen]
             seen.update(new)
             waiting += new
     return True
+
+
+def _compares_with_zero(node: ir.Node, value: ir.Value | None) -> bool:
+    """Return whether a node asks whether a value is 0, which no sentinel is."""
+    others = [constant(v) for v in node.inputs if v is not value]
+    return is_op(node, "Equal") and all(array is not None and not array.any() for array in others)
