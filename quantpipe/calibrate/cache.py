@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantpipe.artifacts import Origin, digest_json, read_npz, write_npz
+from quantpipe.artifacts import Origin, digest_bytes, digest_json, read_npz, write_npz
 from quantpipe.calibrate.profile import profile_from_arrays, stats_arrays
 from quantpipe.errors import ArtifactError, StorageError
+from quantpipe.graph.external_weights import skeleton
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile, Samples, TensorStats
+from quantpipe.version import __version__
 
 FORMAT = 2
 """Grows when statistics are measured differently, so that older ones are not taken for the new ones."""
@@ -55,11 +57,13 @@ class StatsCache:
     def of(cls, folder: Path, graph: Graph, samples: Samples, warn: Callable[[str], None]) -> StatsCache:
         """Return the cache of a model and its samples.
 
-        The key covers everything that determines the statistics of a named tensor. `warn` is called about damaged
-        files.
+        The key covers everything that determines the statistics of a named tensor: also attributes and constants that
+        the clean-up wrote, and the version, since another clean-up may write other weights. `warn` is called about
+        damaged files.
         """
         names = [[n.name, n.op, n.inputs, n.outputs] for n in graph.nodes]
-        inputs = {"model": graph.model_hash, "samples": samples.digest, "graph": digest_json(names)}
+        written = digest_json([__version__, names, digest_bytes(skeleton(graph.model))])
+        inputs = {"model": graph.model_hash, "samples": samples.digest, "graph": written}
         return cls(folder, Origin("cache/statistics", inputs, {"batch": graph.batch_size}, FORMAT), warn)
 
     @property

@@ -80,9 +80,7 @@ def model_size(model: ir.Model) -> int:
     """Return the bytes of the model as files; large weights are not serialized to be counted."""
     if not is_heavy(model):
         return len(model_bytes(model))
-    held = heavy_weights(model)
-    places = {n: FilePlace(Path("weights"), 0, t.nbytes) for n, t in held.items()}
-    return len(relocated(model, places, Path())) + sum(t.nbytes for t in held.values())
+    return len(skeleton(model)) + sum(t.nbytes for t in heavy_weights(model).values())
 
 
 def heavy_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
@@ -186,6 +184,12 @@ def weights_as_inputs(model: ir.Model) -> tuple[ir.Model, dict[str, NDArray[Any]
             copy.graph.inputs.append(value)
             found[name] = tensor.numpy()
     return copy, found
+
+
+def skeleton(model: ir.Model) -> bytes:
+    """Return the bytes of the model without its heavy weights, of which it has name, type and shape."""
+    places = {n: FilePlace(Path("weights"), 0, t.nbytes) for n, t in heavy_weights(model).items()}
+    return relocated(model, places, Path())
 
 
 def relocated(model: ir.Model, places: Mapping[str, FilePlace], folder: Path) -> bytes:

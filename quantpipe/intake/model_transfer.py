@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.external_weights import FilePlace, heavy_weights, place_of, relocated
+from quantpipe.graph.external_weights import FilePlace, heavy_weights, place_of, skeleton
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +53,7 @@ def pack(model: ir.Model, known: ir.Model) -> Packed:
     names = {id(v.const_value): name for name, v in known.graph.initializers.items()}
     held = {n: t for n, t in heavy_weights(model).items() if t.dtype is not ir.DataType.STRING}
     weights = {name: _weight(tensor, names.get(id(tensor))) for name, tensor in held.items()}
-    places = {name: FilePlace(Path("weights"), 0, tensor.nbytes) for name, tensor in held.items()}
-    return Packed(relocated(model, places, Path()), weights)
+    return Packed(skeleton(model), weights)
 
 
 def unpack(packed: Packed, known: ir.Model) -> ir.Model:

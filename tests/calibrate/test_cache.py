@@ -84,6 +84,27 @@ def test_other_data_preprocessing_models_and_batches_are_other_files(cache: Stat
     assert other_data.read() is other_model.read() is other_cleaning.read() is None
 
 
+@pytest.mark.parametrize("part", ["attribute", "constant"])
+def test_what_the_clean_up_wrote_is_part_of_the_key(cache: StatsCache, part: str, told: list[str]) -> None:
+    """Names alone do not show another constant, such as that of a mask."""
+
+    def written(value: float) -> Graph:
+        made = Net()
+        x = made.conv(made.input(None, 2, 4, 4), 2, 3)
+        low = made.constant(np.float32(value if part == "constant" else 0))
+        alpha = {"alpha": value} if part == "attribute" else {}
+        made.output(made.node("Add", made.node("LeakyRelu", x, **alpha), low))
+        return replace(load(made), model_hash="sha256:0")
+
+    a, b, again = (StatsCache.of(cache.folder, written(v), SAMPLES, told.append).path for v in (0.25, 0.5, 0.25))
+    assert a != b and a == again
+
+
+def test_another_version_measures_again(cache: StatsCache, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+    monkeypatch.setattr(module, "__version__", "0")
+    assert StatsCache.of(cache.folder, GRAPH, SAMPLES, told.append).path != cache.path
+
+
 def test_a_damaged_file_is_told_and_replaced(cache: StatsCache, told: list[str]) -> None:
     cache.write(profile("relu"))
     cache.path.write_bytes(cache.path.read_bytes()[:-100])
