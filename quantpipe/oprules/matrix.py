@@ -134,6 +134,13 @@ class VectorRows:
         return self.read(array)
 
 
+def matrix_shape(form: MatrixForm, node: Node, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return `[G, O, K]` of a weight of this shape as a matrix."""
+    nothing: Array = np.broadcast_to(np.int8(0), shape)
+    groups, outs, width = form.matrix(node, nothing).shape
+    return groups, outs, width
+
+
 class ConvForm:
     """Convolutions of any group count: the row of an output position holds the input patch under the kernel."""
 

@@ -1,4 +1,4 @@
-"""The rows of ops from plug-in packages, made from what the packages say of them.
+"""The rows of ops from plug-in packages, made from what the packages declare.
 
 Files of this feature, all `plugin_op.py`: `intake` (joins patterns), `oprules` (rows of ops), `evaluate` (compares
 kernels).

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from quantpipe.graph.execute import concurrency
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
+from quantpipe.oprules.matrix import matrix_shape
 from quantpipe.pipeline.settings import RUN_LOG, Console
 from quantpipe.pipeline.timeline import held_mb
 
@@ -138,8 +138,7 @@ def _largest_layer(graph: Graph) -> float:
         weight = next((t for t in node.inputs[1:2] if t and graph.is_constant(t)), None)
         if rule is None or rule.matrix is None or weight is None:
             continue
-        nothing: Any = np.broadcast_to(np.int8(0), graph.shapes[weight])
-        groups, outs, width = rule.matrix.matrix(node, nothing).shape
+        groups, outs, width = matrix_shape(rule.matrix, node, graph.shapes[weight])
         wanted = outs if 2 * outs < width else max(outs, width)
         most = max(most, 8.0 * groups * width * (SOLVED * width + wanted))
     return most

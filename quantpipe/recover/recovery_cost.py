@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any
-
-import numpy as np
 
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import ELEMENT, macs
 from quantpipe.oprules import rule_of
+from quantpipe.oprules.matrix import matrix_shape
 from quantpipe.recover.reconstruct.layerwise import LEAST_ROWS, ROWS_PER_INPUT
 from quantpipe.types import Topology
 
@@ -103,6 +101,4 @@ def _matrices(graph: Graph, topology: Topology) -> Iterable[tuple[int, int, int]
         rule, node = rule_of(graph.by_name[kernel.node]), graph.by_name[kernel.node]
         if kernel.weight is None or rule is None or rule.matrix is None or topology.weight_of[kernel.weight].frozen:
             continue
-        nothing: Any = np.broadcast_to(np.int8(0), graph.shapes[kernel.weight])
-        groups, outs, width = rule.matrix.matrix(node, nothing).shape
-        yield groups, outs, width
+        yield matrix_shape(rule.matrix, node, graph.shapes[kernel.weight])

@@ -70,7 +70,7 @@ class FunctionKind(StrEnum):
     TensorFlow Lite's reference kernels and CMSIS-NN. `integer_sqrt`: integer mean and variance, integer square root.
     `division`: a whole quotient with bits of fraction, narrowed once. Of an average: the sum of the window's stored
     integers over their number, ties away from zero, stored at the scale of its input.
-    `sum`: an exact sum, narrowed once (means and sums over axes; they have no other way, so a file need not say it).
+    `sum`: an exact sum, narrowed once (means and sums over axes; they have no other way, so a file need not name it).
     `float`: the function is left in float.
     """
 
@@ -151,7 +151,7 @@ class Overflow(StrEnum):
 
 
 MULTIPLIER_BITS = 31
-"""Bits of a fixed-point multiplier, where a file says nothing else."""
+"""Bits of a fixed-point multiplier by default."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Skip:
-    """State what stays in float on the device unless told otherwise.
+    """State what stays in float on the device by default.
 
     That can be its first or last convolution or dense layer, and some ops.
     """

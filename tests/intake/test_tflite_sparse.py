@@ -181,6 +181,24 @@ def test_a_contradiction_is_one_paragraph(name: str, tmp_path: Path) -> None:
     assert text in str(error.value) and "which is sparse" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_densify_without_an_operand_is_refused(tmp_path: Path) -> None:
+    """-1 stands for no tensor, and not for the last one."""
+    array = thinned(3, (6, 10), {})
+    s = litert.schema()
+    content = sparse_file(array, *described(array, [0, 1], {}, {1}))
+    model = s.ModelT.InitFromObj(s.Model.GetRootAs(content))
+    graph = model.subgraphs[0]
+    weight = next(t for t in graph.tensors if t.name == b"w")
+    graph.tensors.append(weight)
+    graph.operators[0].inputs = [-1]
+    builder = litert.flatbuffers().Builder(4096)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    path = tmp_path / "m.tflite"
+    path.write_bytes(bytes(builder.Output()))
+    with pytest.raises(ModelError):
+        read_tflite(path)
+
+
 def test_a_place_twice_or_beyond_the_axis(tmp_path: Path) -> None:
     found, stored = described(thinned(3, (6, 10), {}), [0, 1], {}, {1})
     for wrong in (10, int(found.dimMetadata[1].arrayIndices.values[1])):

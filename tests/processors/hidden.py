@@ -6,6 +6,7 @@ python -m tests.processors.hidden vnni COMMAND ...      # with AVX-512, without 
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -29,7 +30,9 @@ def lacking() -> str | None:
 @cache
 def library() -> Path:
     """The compiled library, in a folder for this process."""
-    target = Path(tempfile.mkdtemp(prefix="hidden-")) / "hidden.so"
+    folder = tempfile.TemporaryDirectory(prefix="hidden-")
+    atexit.register(folder.cleanup)
+    target = Path(folder.name) / "hidden.so"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(target), "-ldl"], check=True)
     return target
 

@@ -342,7 +342,8 @@ def _written_out(
     tensors: tuple[FileTensor, ...], operators: tuple[FileOperator, ...]
 ) -> tuple[tuple[FileTensor, ...], tuple[FileOperator, ...]]:
     """Return the tensors and operators without DENSIFY of a constant: its result is the constant."""
-    pairs = [(tensors[o.inputs[0]], tensors[o.outputs[0]]) for o in operators if o.op == "DENSIFY"]
+    found = [o for o in operators if o.op == "DENSIFY" and o.inputs[0] != NO_TENSOR]
+    pairs = [(tensors[o.inputs[0]], tensors[o.outputs[0]]) for o in found]
     made = {b.number: a.data for a, b in pairs if a.data is not None and (a.shape, a.kind) == (b.shape, b.kind)}
     kept = tuple(o for o in operators if o.op != "DENSIFY" or o.outputs[0] not in made)
     return tuple(replace(t, data=made[t.number]) if t.number in made else t for t in tensors), kept
