@@ -40,8 +40,8 @@ DEVICES = (
 )
 SEARCHES = ("greedy", "greedy_backward", "greedy_edge", "knapsack", "surrogate", "tpe", "annealing", "random")
 HEAD = (
-    *("search", "start", "result", "met", "evaluations", "to greedy's loss", "seconds", "held out", "beside greedy"),
-    *("held out, recovered", "seconds of recovery", "beside the start recovered"),
+    *("search", "start", "result", "met", "evaluations", "to greedy's loss", "seconds", "held out", "compared with greedy"),
+    *("held out, recovered", "seconds of recovery", "compared with the start, recovered"),
 )
 
 
@@ -99,7 +99,7 @@ NETS: dict[str, Callable[[], tuple[Any, Any]]] = {
 class Outcome:
     """Hold what one search came to, alone and with recovery; losses are positive.
 
-    `alone` and `recovered` are the losses of each held-out sample; `trace` has the evaluations and loss of each best.
+    Seconds are of the processor. `alone` and `recovered` are the losses of each held-out sample; `trace` has the evaluations and loss of each best.
     """
 
     start: float
@@ -122,17 +122,19 @@ def outcome(net: tuple[Any, Any], device: str, search: str, seconds_of_search: f
     model, samples = net
     quick = {"baseline": "none", "explain": "none", "agreement_samples": 8, "layer_samples": 4, "latency_runs": 5}
     losses: dict[str, list[float]] = {}
-    seconds = 0.0
+    seconds: dict[str, tuple[float, float]] = {}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for recover in ("none", "default"):
             searched = search if seconds_of_search is None else {"option": search, "max_seconds": seconds_of_search}
             given: dict[str, Any] = {"search": searched, "recover": recover, "executor": "serial", "evaluate": quick}
             with quantpipe.Pipeline(model, samples, device, folder=folder, **given) as pipeline:
+                pipeline.calibrate()
+                begin = time.process_time()
                 pipeline.search()
-                begin = time.perf_counter()
+                between = time.process_time()
                 pipeline.recover()
-                seconds = time.perf_counter() - begin
+                seconds |= {recover: (between - begin, time.process_time() - between)}
                 found = dict(pipeline.evaluate()["search"]) if recover == "none" else found
                 pipeline.evaluate()
             losses[recover] = np.load(Path(folder) / "evaluate" / "samples.npz")["loss"].tolist()
@@ -141,8 +143,8 @@ def outcome(net: tuple[Any, Any], device: str, search: str, seconds_of_search: f
         -found["best_value"],
         bool(found["feasible"]),
         found["evaluations"],
-        found["seconds"],
-        seconds,
+        seconds["none"][0],
+        seconds["default"][1],
         losses["none"],
         losses["default"],
         [[number + 1, -value] for number, value in found["trace"]],
@@ -181,15 +183,15 @@ def row(search: str, found: Outcome, outcomes: Mapping[str, Outcome]) -> str:
         "" if greedy is None else str(reached or "never"),
         f"{found.seconds:.1f}",
         f"{np.mean(found.alone):.5f}",
-        "" if greedy is None or found is greedy else beside(found.alone, greedy.alone),
+        "" if greedy is None or found is greedy else compared(found.alone, greedy.alone),
         f"{np.mean(found.recovered):.5f}",
         f"{found.recovery_seconds:.1f}",
-        "" if found is start else beside(found.recovered, start.recovered),
+        "" if found is start else compared(found.recovered, start.recovered),
     )
     return "| " + " | ".join(cells) + " |"
 
 
-def beside(losses: list[float], others: list[float]) -> str:
+def compared(losses: list[float], others: list[float]) -> str:
     """Return the paired difference of losses with its 95 % interval, and whether it is beyond chance."""
     difference, low, high = mean_interval(np.subtract(losses, others))
     verdict = "equal" if low <= 0 <= high else "less" if high < 0 else "more"
@@ -234,8 +236,8 @@ def main() -> None:
         "",
         "`start`, `result`: loss on the search samples, before recovery. `met`: whether the search alone meets the "
         "default objective. `to greedy's loss`: evaluations until the loss was at most the one that greedy ends with. "
-        "`held out`: loss on samples that no decision has seen. `recovered`: after "
-        "`recover=default`. `beside greedy`: difference of the held-out losses, before recovery, from those of greedy, "
+        "`seconds`: processor time of all cores. `held out`: loss on samples that no decision has seen. `recovered`: after "
+        "`recover=default`. `compared with greedy`: difference of the held-out losses, before recovery, from those of greedy, "
         "with its 95 % interval over paired samples. `equal` if the interval holds 0. The last column: the same after "
         "recovery, from the start after recovery.",
         "",
