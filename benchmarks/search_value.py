@@ -40,8 +40,8 @@ DEVICES = (
 )
 SEARCHES = ("greedy", "greedy_backward", "greedy_edge", "knapsack", "surrogate", "tpe", "annealing", "random")
 HEAD = (
-    *("search", "start", "result", "met", "evaluations", "to greedy's loss", "seconds", "held out", "compared with greedy"),
-    *("held out, recovered", "seconds of recovery", "compared with the start, recovered"),
+    *("search", "start", "result", "met", "evaluations", "to greedy's loss", "seconds", "held out"),
+    *("compared with greedy", "held out, recovered", "seconds of recovery", "compared with the start, recovered"),
 )
 
 
@@ -97,9 +97,9 @@ NETS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold what one search came to, alone and with recovery; losses are positive.
+    """Hold what one search came to, alone and with recovery; losses are positive, seconds of the processor.
 
-    Seconds are of the processor. `alone` and `recovered` are the losses of each held-out sample; `trace` has the evaluations and loss of each best.
+    `alone` and `recovered` are the losses of each held-out sample; `trace` has the evaluations and loss of each best.
     """
 
     start: float
@@ -236,10 +236,11 @@ def main() -> None:
         "",
         "`start`, `result`: loss on the search samples, before recovery. `met`: whether the search alone meets the "
         "default objective. `to greedy's loss`: evaluations until the loss was at most the one that greedy ends with. "
-        "`seconds`: processor time of all cores. `held out`: loss on samples that no decision has seen. `recovered`: after "
-        "`recover=default`. `compared with greedy`: difference of the held-out losses, before recovery, from those of greedy, "
-        "with its 95 % interval over paired samples. `equal` if the interval holds 0. The last column: the same after "
-        "recovery, from the start after recovery.",
+        "`seconds`: processor time of all cores. `held out`: loss on samples that no decision has seen. "
+        "`recovered`: after `recover=default`. "
+        "`compared with greedy`: difference of the held-out losses, before recovery, from those of greedy, with its "
+        "95 % interval over paired samples. `equal` if the interval holds 0. The last column: the same after recovery, "
+        "from the start after recovery.",
         "",
         *tables(found),
     ]
