@@ -42,7 +42,7 @@ from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.intake.load import load_graph
-from quantpipe.lowering.lower import opset_for
+from quantpipe.lowering.context import opset_for
 from quantpipe.oprules import OP_RULES
 from quantpipe.plan import Problem
 from quantpipe.realize import BACKENDS, OWN, refuse_clashes, write

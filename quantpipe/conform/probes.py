@@ -34,7 +34,7 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.intake.load import load_graph
-from quantpipe.lowering.lower import opset_for
+from quantpipe.lowering.context import opset_for
 from quantpipe.types import (
     BiasScale,
     FixedPoint,

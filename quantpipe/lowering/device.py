@@ -10,7 +10,7 @@ import onnx_ir as ir
 from quantpipe import extend
 from quantpipe.extend import DeviceOp
 from quantpipe.graph.view import Node
-from quantpipe.lowering.lower import Context
+from quantpipe.lowering.context import Context
 from quantpipe.types import Device, Kernel
 
 

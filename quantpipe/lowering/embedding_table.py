@@ -9,18 +9,13 @@ Files of this feature, all `embedding_table.py`: `types`, `annotate` (decides), 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.view import Node
+from quantpipe.lowering.context import Context
 from quantpipe.lowering.fused_rows import fused_numbers, fused_table
 from quantpipe.types import Form, RowTable, TableLayout, TableNumbers
-
-if TYPE_CHECKING:
-    from quantpipe.lowering.lower import Context
-
 
 OF_TABLES = " (rows)"
 """What the names of integers that are looked up end with: they are integers of a float node, no tensor of the plan."""

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.lowering import fragments as fr
+from quantpipe.lowering.context import Context
 from quantpipe.lowering.integers import IntegerWriter
-from quantpipe.lowering.lower import Context
 from quantpipe.types import FixedPoint, FixedRounding, Requantize, Sum
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quantpipe.arrays import Array, along
 from quantpipe.graph.external_weights import turned
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lowering.lower import Context, Lowering
+from quantpipe.lowering.context import Context, Lowering
 from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.types import Form, Kernel, Lookup, Program, Sum
 

@@ -9,17 +9,15 @@ fraction) · power of two.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Node
+from quantpipe.lowering.context import Context
 from quantpipe.types import RowTable, TableNumbers
-
-if TYPE_CHECKING:
-    from quantpipe.lowering.lower import Context
 
 Bytes = NDArray[np.uint8]
 

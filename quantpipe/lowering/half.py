@@ -9,7 +9,7 @@ float16), `lowering` (writes their Casts).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,11 +17,6 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.graph.external_weights import converted
-from quantpipe.graph.half_ports import half_ports
-from quantpipe.graph.view import Node
-
-if TYPE_CHECKING:
-    from quantpipe.lowering.lower import Context
 
 TO_HALF, TO_SINGLE = "to_float16", "to_float32"
 """Ends of the names of Casts: TENSOR/to_float16."""
@@ -49,13 +44,3 @@ def round_to_brain(builder: GraphBuilder, tensor: str, real: ir.Value) -> ir.Val
     found = builder.op("Cast", brain, name=f"{tensor}/from_bfloat16", to=int(ir.DataType.FLOAT))
     found.name = name
     return found
-
-
-def write_half(context: Context, node: Node) -> None:
-    """Write a node in float16, with its other inputs (shapes, axes, scales of a Resize) as they are."""
-    ports = half_ports(node, context.graph.opset)
-    inputs = [context.half(t) if p in ports else context.real(t) for p, t in enumerate(node.inputs)]
-    results = context.builder.copy(node, inputs, [f"{t}/float16" if t else "" for t in node.outputs])
-    for name, value in zip(node.outputs, results, strict=True):
-        if name:
-            context.set_half(name, value)

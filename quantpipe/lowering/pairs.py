@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.view import Node
+from quantpipe.lowering.context import Context
 from quantpipe.lowering.fragments import ConstantWriter
-from quantpipe.lowering.lower import Context
 from quantpipe.types import Accumulate, DType, Pairs
 
 KEPT = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")

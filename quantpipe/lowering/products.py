@@ -15,9 +15,9 @@ import onnx_ir as ir
 from quantpipe.arrays import Array
 from quantpipe.graph.view import Node
 from quantpipe.lowering import fragments as fr
+from quantpipe.lowering.context import Context
 from quantpipe.lowering.fragments import ConstantWriter
 from quantpipe.lowering.integers import IntegerWriter
-from quantpipe.lowering.lower import Context
 from quantpipe.types import Accumulate, DType, Limit, Overflow, Quantizer, WeightTensor
 
 BYTE_PEAK = 255

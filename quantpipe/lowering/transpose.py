@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
-from quantpipe.lowering.lower import Context
+from quantpipe.lowering.context import Context
 from quantpipe.types import Accumulate, Kernel, QuantPlan
 
 KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -10,14 +10,12 @@ import onnx_ir as ir
 from quantpipe.arrays import EXACT_FLOAT32
 from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
-from quantpipe.lowering.recurrent_loop import CarriedState, StepBody
+from quantpipe.lowering.loop_writers import CarriedState, StepBody
+from quantpipe.realize.stored_constants import StoredConstants
 from quantpipe.types import WeightTensor
 
-if TYPE_CHECKING:
-    from quantpipe.realize.stored import Stored
 
-
-def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
+def multiply_state(form: StoredConstants, context: Context, step: StepBody) -> ir.Value:
     """Write the product of a loop's state by an integer weight: MatMulInteger on its stored integers.
 
     onnxruntime multiplies no 16-bit integers; they become integral values in float32, or float64 where sums need it.
@@ -39,7 +37,7 @@ def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
     return step.op("Mul", real, form.constant(context, f"{product.node}_scale", product.scale), name="real")
 
 
-def store_state(form: Stored, context: Context, state: CarriedState) -> ir.Value:
+def store_state(form: StoredConstants, context: Context, state: CarriedState) -> ir.Value:
     """Write the state that a step passes to the next one: QuantizeLinear and DequantizeLinear.
 
     Where fewer integers are legal than the type has, they are bounded in int32: runtimes clip no int16.
@@ -56,7 +54,7 @@ def store_state(form: Stored, context: Context, state: CarriedState) -> ir.Value
 
 
 def _whole_product(
-    form: Stored, context: Context, step: StepBody, stored: ir.Value, *, weight: WeightTensor
+    form: StoredConstants, context: Context, step: StepBody, stored: ir.Value, *, weight: WeightTensor
 ) -> ir.Value:
     """Return the sums of centred integers, carried by floats that hold them."""
     b, q, wide = context.builder, step.quantizer, step.product.bound >= EXACT_FLOAT32
@@ -76,7 +74,13 @@ def _whole_product(
 
 
 def _bounded(
-    form: Stored, context: Context, step: StepBody, value: ir.Value, *, dtype: np.dtype[Any], bounds: tuple[int, int]
+    form: StoredConstants,
+    context: Context,
+    step: StepBody,
+    value: ir.Value,
+    *,
+    dtype: np.dtype[Any],
+    bounds: tuple[int, int],
 ) -> ir.Value:
     """Write a state clipped to its smallest and largest integer."""
     name = f"{step.quantizer.tensor}_state"

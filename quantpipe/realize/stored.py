@@ -16,10 +16,11 @@ from quantpipe.graph.session_options import EXACT_PAIRS, REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
-from quantpipe.lowering.recurrent_loop import CarriedState, StepBody
+from quantpipe.lowering.loop_writers import CarriedState, StepBody
 from quantpipe.plan import kernels_with_wide_pairs
-from quantpipe.realize.blocks import dequantized, expanded, is_turned
+from quantpipe.realize.blocks import dequantized
 from quantpipe.realize.loop_bodies import multiply_state, store_state
+from quantpipe.realize.stored_constants import StoredConstants
 from quantpipe.types import (
     Accumulate,
     DType,
@@ -30,19 +31,17 @@ from quantpipe.types import (
     Requantize,
     RowTable,
     TableLayout,
-    WeightTensor,
 )
 
 
-class Stored:
+class Stored(StoredConstants):
     """Write conversions and data movement on stored integers; a base for the realized forms."""
 
     without_options = False
     """Whether onnxruntime runs int8 tensors of the form without a session option for them."""
 
     def __init__(self) -> None:
-        self._packed: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-        self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
+        super().__init__()
         self._real_weights: dict[str, ir.Value] = {}
 
     @property
@@ -102,14 +101,6 @@ class Stored:
         """Return a graph output as it is."""
         return value
 
-    def grid(self, context: Context, q: Quantizer) -> tuple[ir.Value, ir.Value]:
-        """Return scale and zero point of a stored tensor, as constants."""
-        zero = np.asarray(q.zero_point, q.dtype.numpy)
-        return (
-            self.constant(context, f"{q.tensor}_scale", q.scale),
-            self.constant(context, f"{q.tensor}_zero_point", zero),
-        )
-
     def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
         """Write QuantizeLinear, and an integer clip to `low`..`high` if tighter than the storage type."""
         tight = low > q.dtype.qmin or high < q.dtype.qmax
@@ -156,11 +147,6 @@ class Stored:
             moved = context.builder.copy(node, inputs, [f"{name}_float" if long else name])[0]
         return self._cast(context, moved, q.dtype, f"{node.name}/int16", output=name) if long else moved
 
-    def _cast(
-        self, context: Context, value: ir.Value, dtype: DType, name: str, *, output: str | None = None
-    ) -> ir.Value:
-        return context.builder.op("Cast", value, name=name, output=output, to=int(ir_dtype(dtype)))
-
     def clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write Relu or Clip that no producer swallowed: a clip on stored integers."""
         plan = context.plan.kernels[node.name]
@@ -172,40 +158,6 @@ class Stored:
         low = q.qmin if plan.low is None else plan.low
         high = q.qmax if plan.high is None else plan.high
         return self.clip(context, stored, q, low, high=high)
-
-    def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
-        """Write integer weights; `values`: the same weights in another layout.
-
-        Four and two bits are stored as such, two or four to the byte, and cast to a byte each, which the runtime does
-        once at load. Its integer kernels read neither, and a DequantizeLinear of these would leave the convolution
-        after it in float.
-        Weights in a file stay there, a byte each.
-        """
-        array = weight.values if values is None else values
-        if weight.block is not None and (turned := is_turned(array, weight)) is not None:
-            return self._in_blocks(context, weight, turned)
-        if weight.dtype.bits > 4 or is_mapped(array):
-            return self.constant(context, f"{weight.tensor}_q", array)
-        key = (weight.tensor, array.shape, array.tobytes())  # tied weights may be wanted in two layouts
-        if key not in self._packed:
-            packed = ir.tensor(array.astype(ir_dtype(weight.dtype).numpy()))
-            stored = context.builder.constant(f"{weight.tensor}_q{weight.dtype.bits}", packed)
-            byte = DType.INT8 if weight.dtype.signed else DType.UINT8
-            self._packed[key] = self._cast(
-                context, stored, byte, f"{weight.tensor}/unpack", output=f"{weight.tensor}_q"
-            )
-        return self._packed[key]
-
-    def _in_blocks(self, context: Context, weight: WeightTensor, turned: bool) -> ir.Value:
-        key = (weight.tensor, weight.values.shape, bytes([turned]))
-        if key not in self._packed:
-            axis = context.topology.weight_of[weight.tensor].channel_axis
-
-            def write(name: str, value: Any) -> ir.Value:
-                return self.constant(context, name, value)
-
-            self._packed[key] = expanded(context, write, weight, channel_axis=axis, turned=turned)
-        return self._packed[key]
 
     def rows(self, context: Context, table: RowTable, name: str, values: NDArray[Any]) -> ir.Value:
         """Write a constant of a table; integers of 4 bits two to the byte, and cast to a byte each at load."""
@@ -240,23 +192,6 @@ class Stored:
             axis = context.topology.weight_of[tensor].channel_axis
             self._real_weights[tensor] = dequantized(context, weight, axis)
         return self._real_weights[tensor]
-
-    def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
-        """Write an initializer, once per name and value.
-
-        The value counts, because names made from a node and from a tensor may be alike.
-        """
-        value = np.asarray(array)
-        found, existing = self._constants.get(name, (None, None))
-        if found is not None and existing is not None and _same(existing, value):
-            return found
-        constant = context.builder.constant(name, value)
-        self._constants.setdefault(name, (constant, value))
-        return constant
-
-
-def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a is b or (a.dtype == b.dtype and np.array_equal(a, b))
 
 
 PADS = frozenset({"Pad"})

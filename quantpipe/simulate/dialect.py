@@ -24,9 +24,9 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import fixed_sum
+from quantpipe.lowering.loop_writers import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
-from quantpipe.lowering.recurrent_loop import CarriedState, StepBody
 from quantpipe.oprules import Family
 from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.simulate import simulated_functions as functions

@@ -23,7 +23,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
-from quantpipe.lowering.recurrent_loop import CarriedState, StepBody
+from quantpipe.lowering.loop_writers import CarriedState, StepBody
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize.qonnx.arithmetic import (
     EXACT,
