@@ -17,6 +17,7 @@ from quantpipe.report import latency_text, text
 from quantpipe.report.diagnosed import gained, mostly, name_of
 from quantpipe.report.effort_text import effort_rows, effort_sentence, left_out
 from quantpipe.report.figures import drawn
+from quantpipe.report.baseline import BASELINE, baseline_verdict
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     RunReport,
@@ -77,6 +78,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         choices=_rows(report.get("choices")),
         float_nodes=_folded(_rows(report.get("float_nodes"))),
         in_float=len(report.get("float_nodes") or ()),
+        baseline=f"{BASELINE}, {baseline_verdict(rival)}" if (rival := report.get("baseline")) else None,
         imported=imported_verdict(given) if (given := report.get("imported")) else None,
         replaced=_rows(given.get("changed") if given else None),
         proved=text.proof(report.get("proof")),

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from quantpipe.report import latency_text, text
 from quantpipe.report.effort_text import left_out
+from quantpipe.report.baseline import BASELINE, baseline_verdict
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     PrecisionRecord,
@@ -35,6 +36,7 @@ def summary_table(report: RunReport) -> Table | Group:
         _models(report),
         *([_precision(decided)] if (decided := report.get("precision")) and decided.get("roles") else []),
         *([Text(f"imported: {imported_verdict(imported)}")] if imported is not None else []),
+        *([Text(f"{BASELINE}: {baseline_verdict(rival)}")] if (rival := report.get("baseline")) is not None else []),
         *([_recovery(steps, report.get("recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)

@@ -1,4 +1,7 @@
-"""Types of the report's part on onnxruntime's own quantization of the same model."""
+"""Types of the report's part on onnxruntime's own quantization of the same model.
+
+Files of this feature, all `baseline.py`: `types`, `evaluate` (compares), `report` (the line on both forms).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ class BaselineRow(TypedDict):
 
     # `static` or `dynamic`
     form: str
-    # `latency`, `faster`: its time over the result's; whether it is certainly faster
+    # `latency`, `faster`, `slower`: its time over the result's; whether it is certainly faster, or slower
     latency: float | None
     faster: bool
-    # if it is not slower: the output where the result is worst in comparison
+    slower: bool
+    # the output where the result is worst in comparison
     output: str | None
     # `sqnr_db`, `own_db`: at this output, its SQNR and the result's
     sqnr_db: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from rich.console import Console
 
 from quantpipe.evaluate import baseline as module
 from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.nearness import nearness
 from quantpipe.graph.execute import Session
 from quantpipe.graph.runtime_quantization import dynamic, static
+from quantpipe.report import render_html, summary_table
+from quantpipe.report.baseline import baseline_verdict
 from quantpipe.types import Range, Samples
 from tests.ops.line import ArraySamples, Line, Net, line, set_threshold
 
@@ -51,7 +55,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     def interleaved(*_: Any) -> Any:
         ratio = ratios["ratio"]
-        return {"float_ms": 1.0, "realized_ms": ratio, "ratio": ratio, "ratio_low": ratio, "runs": 30}
+        high = ratios.get("high", ratio)
+        return {"float_ms": 1.0, "realized_ms": ratio, "ratio": ratio, "ratio_low": ratio, "ratio_high": high, "runs": 9}
 
     monkeypatch.setattr(module, "interleaved", interleaved)
     return ratios
@@ -76,6 +81,15 @@ def test_a_range_that_is_planted_wrong_is_told_but_not_of_a_form_that_is_slower(
     timed["ratio"] = 0.8
     part = baseline(compared(made, 8.0))
     assert [row["latency"] for row in part["rows"]] == [1.25, 1.25] and baseline_warning(part, made.topology) is None
+    assert all(row["slower"] and row["gap_db"] is not None for row in part["rows"])
+    said = baseline_verdict(part)
+    assert "static" in said and "dynamic" in said and said.count("in 1.25 of the result's time") == 2
+    terminal = Console(width=1000, file=io.StringIO())
+    terminal.print(summary_table({"baseline": part}))
+    assert f"onnxruntime's own quantization: {said}" in terminal.file.getvalue()
+    assert said.replace("'", "&#39;") in render_html({"baseline": part})
+    timed["high"] = 1.1  # a quarter of the pairs shows the opposite
+    assert baseline_warning(baseline(compared(made, 8.0)), made.topology) is not None
 
 
 def test_a_form_that_is_as_near_and_faster_is_told(
