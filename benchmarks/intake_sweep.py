@@ -35,7 +35,7 @@ RAW = ("[ONNXRuntimeError]", "Traceback", "onnxruntime::")
 CURES = ("legal", "give ", "Give ", "give the", "Export it")
 CRASHED, RAW_TEXT, NO_CURE, REFUSED, TAKEN = (
     "crashed",
-    "raw text alone",
+    "raw text",
     "refused, no cure",
     "refused, cure named",
     "taken",
@@ -90,7 +90,7 @@ def outcome(work: Any) -> dict[str, Any]:
             work()
     except QuantpipeError as error:
         text = str(error)
-        kind = RAW_TEXT if any(sign in text for sign in RAW) and "legal" not in text.lower() else None
+        kind = RAW_TEXT if any(sign in text for sign in RAW) else None
         cured = any(sign in text for sign in (*CURES, "Legal"))
         return {"result": kind or (REFUSED if cured else NO_CURE), "text": text}
     except Exception as error:
@@ -127,8 +127,7 @@ def text(log: Path) -> str:
     lines = [
         "# What models of the field meet\n",
         f"`python benchmarks/intake_sweep.py LOG`; onnx {onnx.__version__}, onnxruntime {ort.__version__}, {DEVICE}.",
-        "Tracebacks, and texts of the runtime without a word of ours, are faults; a refusal names what would be",
-        "legal.",
+        "Tracebacks and texts of the runtime are faults; a refusal names what would be legal.",
         *(f"`{kind}`: {what}." for kind, what in SETS.items() if any(found["set"] == kind for found in rows)),
         "",
     ]

@@ -28,6 +28,7 @@ from quantpipe.graph.custom_ops import register_custom_ops
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers, without_large_weights
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
+from quantpipe.graph.runtime_reasons import runtime_reason
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.graph.unsigned import unsigned_weights
@@ -136,7 +137,7 @@ class Session:
                 load = _loaded_exact if ask else _loaded
                 self._session = load(data, settings, off)
             except Exception as error:  # onnxruntime raises its own family of types
-                raise ModelError(f"onnxruntime cannot load it: {_told(error)}", stage="run", where=where) from error
+                raise ModelError(f"onnxruntime cannot load it: {_reason(error)}", stage="run", where=where) from error
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self._half = frozenset(i.name for i in self._session.get_inputs() if i.type == HALF)
         self.outputs = tuple(o.name for o in self._session.get_outputs())
@@ -163,7 +164,7 @@ class Session:
         try:
             values = self._session.run(names, given) if names else []  # onnxruntime: none asked for means all
         except Exception as error:
-            raise ModelError(f"onnxruntime cannot run it: {_told(error)}", stage="run", where=self._where) from error
+            raise ModelError(f"onnxruntime cannot run it: {_reason(error)}", stage="run", where=self._where) from error
         found = dict(zip(names, values, strict=True))
         return found if stored or not self._ports else decoded(self._ports, found)
 
@@ -221,7 +222,7 @@ def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
         try:
             _loaded(data, options, [])
         except Exception as error:  # onnxruntime raises its own family of types
-            raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run") from error
+            raise ModelError(f"onnxruntime cannot load it: {_reason(error)}", stage="run") from error
         return onnx.load(path).graph
 
 
@@ -346,11 +347,8 @@ def concurrency(batches: int, cores: int | None = None) -> tuple[int, int]:
     return concurrent, max(1, cores // concurrent)
 
 
-def _told(error: Exception) -> str:
-    """Return the runtime's reason, and the plug-in packages whose functions the model may hold."""
+def _reason(error: Exception) -> str:
+    """Return why the runtime rejects it, and the plug-in packages whose functions the model may hold."""
+    log.debug("onnxruntime: %s", error)
     packages = [package for package, _ in extend.installed()]
-    return _short(error) + (f" (with ops of the plug-in package {', '.join(packages)})" if packages else "")
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+    return runtime_reason(error) + (f" (with ops of the plug-in package {', '.join(packages)})" if packages else "")

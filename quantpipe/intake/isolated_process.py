@@ -114,6 +114,7 @@ def _child(work: Callable[[Tell], Any], ready: Callable[[], object], limits: Lim
         found = work(lambda step: _send(target, ("step", step)))
         _send(target, ("done", found))
     except QuantpipeError as error:
+        _note_causes(error)  # they are not pickled
         _send(target, ("error", error))
     except MemoryError:
         _send(target, ("memory", None))
@@ -121,6 +122,14 @@ def _child(work: Callable[[Tell], Any], ready: Callable[[], object], limits: Lim
         _send(target, ("fault", fault(error)))
     finally:
         os._exit(0)
+
+
+def _note_causes(error: BaseException) -> None:
+    """Add the text of each cause as a note, which a traceback shows."""
+    cause = error.__cause__
+    while cause is not None:
+        error.add_note(f"caused by {type(cause).__name__}: {cause}")
+        cause = cause.__cause__
 
 
 def _send(target: int, message: tuple[str, Any]) -> None:

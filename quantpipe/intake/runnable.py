@@ -18,6 +18,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, weight_bytes, with_weights, without_weights
 from quantpipe.graph.io import model_proto
+from quantpipe.graph.runtime_reasons import lacks_kernel
 from quantpipe.intake.functions import all_written_out
 from quantpipe.intake.opsets import raise_to
 from quantpipe.intake.output_difference import difference
@@ -31,8 +32,6 @@ FIRST_OPSET, NEXT_OPSET = 7, 17
 SMALL_BYTES, SMALL_INPUT = 4 << 20, 1 << 17
 """Weights and elements of a sample up to which the reference, plain NumPy, runs a model within seconds."""
 TOLERANCE = 1e-3
-NO_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "is not a registered", "No Op registered")
-"""What onnxruntime says where it has no kernel."""
 
 
 def runnable(model: ir.Model, feeds: Feeds, where: str) -> tuple[ir.Model, Session, list[str]]:
@@ -126,7 +125,7 @@ def _compared(model: ir.Model, session: Session, feeds: Feeds, where: str) -> st
 
 def _explained(error: ModelError, where: str) -> ModelError:
     text = str(error)
-    if not any(sign in text for sign in NO_KERNEL):
+    if not lacks_kernel(error):
         return ModelError(
             f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}. Legal are models that onnxruntime loads and runs on the "
             "samples; model.fixed makes a constant of an input that decides about shapes",

@@ -107,7 +107,7 @@ def test_the_simulated_model_runs_with_the_integers_of_the_realized_one(device: 
     for bad, error, said in (
         ({"imag": inputs}, DataError, "did you mean 'image'"),
         ({}, DataError, "gives no image; the model reads image"),
-        (inputs[0], ModelError, "Invalid rank"),
+        (inputs[0], ModelError, "has 3 axes instead of 4"),
     ):
         with pytest.raises(error, match=said):
             simulated(bad)

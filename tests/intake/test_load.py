@@ -212,6 +212,19 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
     path = tmp_path / "odd.onnx"
     onnx.save(proto, path)
     assert "onnxruntime cannot load it" in refused(path) and "Convolve" in refused(path)
+    assert "ONNXRuntimeError" not in refused(path)
+
+
+def test_the_runtimes_own_text_comes_through_the_isolated_process(tmp_path: Path) -> None:
+    net = Net()
+    net.output(net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3))
+    proto = net.proto()
+    proto.graph.node[0].op_type = "Convolve"
+    path = tmp_path / "odd.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(ModelError) as caught:
+        load_graph(path, lambda _: {"x": np.zeros((1, 3, 8, 8), np.float32)})
+    assert any("ONNXRuntimeError" in note for note in caught.value.__notes__)
 
 
 def test_external_data_count_in_the_hash(tmp_path: Path) -> None:
