@@ -119,7 +119,7 @@ _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
         _attribute,
     ),
     (
-        r'In Node, \("(?P<node>[^"]*)", (?P<op>\w+),.* Error (?P<kind>Node) ?(?:with schema|\([^)]*\)) ?.*size',
+        r'In Node, \("(?P<node>[^"]*)", (?P<op>\w+),.* Error (?P<kind>Node)\b.*size',
         _attribute,
     ),
     (
