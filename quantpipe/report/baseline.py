@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from quantpipe.types import BaselinePart, BaselineRow
 
-
 BASELINE = "onnxruntime's own quantization"
 """What the line is about."""
 

@@ -14,10 +14,10 @@ from typing import Any
 import jinja2
 
 from quantpipe.report import latency_text, text
+from quantpipe.report.baseline import BASELINE, baseline_verdict
 from quantpipe.report.diagnosed import gained, mostly, name_of
 from quantpipe.report.effort_text import effort_rows, effort_sentence, left_out
 from quantpipe.report.figures import drawn
-from quantpipe.report.baseline import BASELINE, baseline_verdict
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     RunReport,

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quantpipe.report import latency_text, text
-from quantpipe.report.effort_text import left_out
 from quantpipe.report.baseline import BASELINE, baseline_verdict
+from quantpipe.report.effort_text import left_out
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     PrecisionRecord,
