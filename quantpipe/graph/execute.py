@@ -27,6 +27,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.custom_ops import register_custom_ops
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers, without_large_weights
 from quantpipe.graph.io import model_bytes
+from quantpipe.graph.length_limits import refuse_longer, stated_lengths
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.runtime_reasons import runtime_reason
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
@@ -107,6 +108,7 @@ class Session:
     ) -> None:
         wanted = carried(model) if options is None and isinstance(model, ir.Model) else options or {}
         self._ports = stored_ports(model) if isinstance(model, ir.Model) else ()
+        self._lengths = stated_lengths(model) if isinstance(model, ir.Model) else ()
         own = isinstance(model, ir.Model) and (runs_as_declared(model) or quantizes_itself(model))
         declared = own and not EXACT_PAIRS.items() <= wanted.items()
         settings = ort.SessionOptions()
@@ -153,7 +155,7 @@ class Session:
         """Return a mapping: output name -> array; float feeds of float16 inputs are rounded to float16.
 
         Float feeds of caches in integers are quantized, and such outputs are floats; with `stored` they are integers.
-        Raises ModelError with onnxruntime's own reason.
+        Raises ModelError with onnxruntime's own reason, and DataError for inputs that are too long for integer sums.
         """
         names = list(outputs) if outputs is not None else list(self.outputs)
         given = {name: np.asarray(value) for name, value in feeds.items()}  # what NumPy makes of `()` is no array
@@ -161,6 +163,7 @@ class Session:
             given |= {n: given[n].astype(np.float16) for n in self._half & {*given} if given[n].dtype == np.float32}
         if self._ports:
             given = encoded(self._ports, given)
+        refuse_longer(self._lengths, given, self._where)
         try:
             values = self._session.run(names, given) if names else []  # onnxruntime: none asked for means all
         except Exception as error:

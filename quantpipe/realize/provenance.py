@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
+from quantpipe.realize.open_lengths import length_limits
 from quantpipe.types import QuantPlan, TensorInfo
 
 PREFIX = "quantpipe."
@@ -57,6 +58,7 @@ class Provenance:
             "hardware_digest": self.hardware_digest,
             "preprocessing": dict(self.preprocessing) or None,
             "class_names": list(self.class_names) or None,
+            "lengths": [asdict(limit) for limit in length_limits(graph, plan)] or None,
             "inputs": {i.name: port_numbers(i, plan, caches) for i in graph.inputs},
             "outputs": {o.name: port_numbers(o, plan, caches) for o in graph.outputs},
         }

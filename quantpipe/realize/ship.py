@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quantpipe.graph.length_limits import KEY as LENGTHS
+from quantpipe.graph.length_limits import LengthLimit
 from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
 from quantpipe.realize.deployment import how_to_run, loading_code
-from quantpipe.realize.open_lengths import longest_open_sum
+from quantpipe.realize.open_lengths import length_limits, longest_open_sum
 from quantpipe.realize.provenance import Provenance, port_numbers
 from quantpipe.realize.ship_samples import IDENTITY
 from quantpipe.types import HardwareSpec, QuantPlan, TensorInfo
@@ -62,7 +64,7 @@ def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: 
         "",
         *(_port(port, plan, forms[0].caches) for port in graph.outputs),
         *_caches(forms[0].caches),
-        *_length(longest_open_sum(graph, plan)),
+        *_length(longest_open_sum(graph, plan), length_limits(graph, plan)),
     ]
     if made.class_names:
         lines += ["", f"Classes by index: {', '.join(made.class_names)}."]
@@ -101,14 +103,17 @@ def _caches(caches: Sequence[StoredPort]) -> list[str]:
     ]
 
 
-def _length(longest: int | None) -> list[str]:
+def _length(longest: int | None, limits: Sequence[LengthLimit]) -> list[str]:
     """Return the section about sums whose length the inputs decide, in integers that hold so many terms."""
     if longest is None:
         return []
-    text = (
-        f"Integer sums over an axis of free length hold {longest:,} terms. In an attention these are the positions, "
-        "with those of its caches. Longer inputs may overflow, and nothing reports it: limit them in your program."
+    text = f"Integer sums over an axis of free length hold {longest:,} terms."
+    text += (
+        " In an attention these are the positions, with those of its caches. Longer inputs may overflow, and nothing "
     )
+    text += "in the file reports it: limit them in your program."
+    if limits:
+        text += f" The metadata of the file (`{LENGTHS}`) have the limits: {'; '.join(map(str, limits))}."
     return ["", "## Length", "", text]
 
 

@@ -1,4 +1,7 @@
-"""Caches whose inputs and outputs are integers: both have the numbers of plan.json, and nothing computes on the way."""
+"""Caches whose inputs and outputs are integers: both have the numbers of plan.json, and nothing computes on the way.
+
+Also the lengths that the metadata allow: the sums of the certificate have as many terms.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,19 @@ def check_caches(folder: Folder, numbers: ClaimedNumbers) -> set[str]:
         _expect_unchanged(numbers, past, numbers.value(past), str(own["dtype"]))
         _expect_unchanged(numbers, numbers.value(present), present, str(cache["stored"]))
     return {str(cache[end]) for cache in caches for end in ("input", "output")}
+
+
+def check_lengths(folder: Folder, numbers: ClaimedNumbers) -> None:
+    """Raise Wrong where the metadata allow longer sums than the certificate bounds, or limit no free axis."""
+    sizes = {p.name: [d.dim_value for d in p.type.tensor_type.shape.dim] for p in folder.model.graph.input}
+    held = max((int(c.get("given", {}).get("products", 0)) for c in numbers.claims.values()), default=0)
+    stated = {p.key: p.value for p in folder.model.metadata_props}.get("quantpipe.lengths", "[]")
+    for row in json.loads(stated):
+        for name, axis in row["axes"]:
+            free = 0 <= axis < len(sizes.get(name, ())) and not sizes[name][axis]
+            expect(free, "model.onnx", f"its metadata limit axis {axis} of {name}, which is no free axis of an input")
+        agrees = row["most"] > 0 and (not held or row["most"] <= held)
+        expect(agrees, "model.onnx", f"its metadata allow sums of {row['most']} terms, the certificate bounds {held}")
 
 
 def _expect_unchanged(numbers: ClaimedNumbers, source: str, value: str, dtype: str) -> None:

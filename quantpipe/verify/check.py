@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quantpipe.verify.cache_ports import check_caches
+from quantpipe.verify.cache_ports import check_caches, check_lengths
 from quantpipe.verify.checked_kernels import KernelCheck
 from quantpipe.verify.checked_loops import check_loops
 from quantpipe.verify.ends import check_ends
@@ -107,6 +107,7 @@ def _checked(folder: Folder) -> Verdict:
     floats |= casts_of_floats(model.nodes, floats)
     if stated:
         check_real_part(folder, model, floats)
+    check_lengths(folder, numbers)
     check_ends(numbers, floats, tied=stated, stored=check_caches(folder, numbers))
     check_nodes((n for n in model.nodes if id(n) in model.seen_nodes - followed), "the ends of the integer part")
     _all_seen(model, floats)

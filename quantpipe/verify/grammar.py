@@ -24,7 +24,7 @@ OWN = frozenset({*ONNX, MICROSOFT})
 """Domains whose ops are kernels of runtimes; a function under such a name would take their place."""
 METADATA = frozenset(f"quantpipe.{name}" for name in (
     "session_options", "caches", "version", "form", "model", "strategy", "hardware", "hardware_digest", "preprocessing",
-    "class_names", "inputs", "outputs"))  # fmt: skip
+    "class_names", "inputs", "outputs", "lengths"))  # fmt: skip
 DATA = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 """Fields in which a tensor may hold its numbers."""
 Legal = Mapping[str, Collection[Any] | None]

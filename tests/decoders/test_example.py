@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def test_the_printed_functions_run_integer_caches(tmp_path: Path) -> None:
     assert {a.dtype for a in names["empty"](onnxruntime.InferenceSession(path)).values()} == {np.dtype("int8")}
     assert names["differing"](path, tokens) == 0
     assert len(names["generate"](path, tokens, 4)) == 12
+    limits = [{"axes": [["past_key_values.0.key", 2], ["input_ids", 1]], "most": 10}]
+    model.metadata_props.add(key="quantpipe.lengths", value=json.dumps(limits))
+    onnx.save(model, tmp_path / "m.onnx")
+    assert len(names["generate"](path, tokens, 3)) == 11
+    with pytest.raises(ValueError, match="11 positions; integer sums hold 10"):
+        names["generate"](path, tokens, 4)
     for node in model.graph.node:  # a planted fault: values of the first layer are read one token late
         node.input[:] = ["late" if n == "past_key_values.0.value" else n for n in node.input]
     rolled = [

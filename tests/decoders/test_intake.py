@@ -133,3 +133,11 @@ def test_open_axes_of_a_cache_are_those_that_the_attention_needs(tmp_path: Path)
     wanted = Session(ir.from_proto(nets.runtime())).run(given(proto, nets.feeds(nets.text(2, 3))))
     for name, array in Session(raw.model).run(feeds).items():
         np.testing.assert_array_equal(array, wanted[name])
+
+
+def test_open_axes_of_a_present_do_not_stop_other_attentions(tmp_path: Path) -> None:
+    proto = nets.standard()
+    for port in proto.graph.output[1:]:
+        for axis in port.type.tensor_type.shape.dim[1:]:
+            axis.ClearField("value")
+    assert FUSED.isdisjoint(n.op for n in loaded(proto, tmp_path).nodes)

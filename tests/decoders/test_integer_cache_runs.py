@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import quantpipe
 from tests.decoders import nets
 from tests.decoders.stepping import STATE, Plain, run, stated
+from tests.verify.folders import refreshed
 
 pytestmark = pytest.mark.program
 
@@ -53,6 +58,35 @@ def test_ship_has_the_length_that_integer_sums_hold(result: quantpipe.Result) ->
     text = (result.folder / "realize" / "SHIP.md").read_text(encoding="utf-8")
     in_integers = result.report["run"]["hardware"] == "npu_w8a16"  # ort_cpu multiplies and normalizes in float
     assert ("hold 32,768 terms" in text) is in_integers and ("## Length" in text) is in_integers
+    assert ("plus axis 1 of " in text) is in_integers
+    assert [row["most"] for row in lengths(result.model)] == ([32768] if in_integers else [])
+
+
+def lengths(model: onnx.ModelProto) -> list[dict[str, Any]]:
+    return json.loads({p.key: p.value for p in model.metadata_props}.get("quantpipe.lengths", "[]"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"most": 40000},
+        {"most": 0},
+        {"axes": [["input_ids", 2]]},
+        {"axes": [["logits", 1]]},
+        {"axes": [["past_key_values.0.key", 3]]},
+    ],
+)
+def test_other_lengths_are_wrong(row: dict[str, Any], result: quantpipe.Result, tmp_path: Path) -> None:
+    if not lengths(result.model):
+        pytest.skip("no sum of this device has a free length")
+    shutil.copytree(result.folder, tmp_path / "run")
+    model = onnx.load(tmp_path / "run" / "realize" / "model.onnx")
+    entry = next(p for p in model.metadata_props if p.key == "quantpipe.lengths")
+    entry.value = json.dumps([{**lengths(model)[0], **row}])
+    onnx.save(model, tmp_path / "run" / "realize" / "model.onnx")
+    refreshed(tmp_path / "run")
+    verdict = quantpipe.verify(tmp_path / "run")
+    assert verdict.wrong is not None and "its metadata" in verdict.wrong
 
 
 def test_the_certificate_holds(result: quantpipe.Result) -> None:

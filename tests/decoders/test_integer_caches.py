@@ -14,19 +14,20 @@ import pytest
 from onnx import TensorProto, helper
 
 from quantpipe.app.compose import composed
-from quantpipe.errors import HardwareError
+from quantpipe.errors import DataError, HardwareError
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
 from quantpipe.evaluate.kernels_in_steps import kernels_in_steps
 from quantpipe.graph.execute import Session
+from quantpipe.graph.length_limits import KEY, stated_lengths
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.hardware.load import load_hardware
 from quantpipe.lowering import Rendered
 from quantpipe.oprules.facts import LONGEST_SUM
-from quantpipe.realize.open_lengths import longest_open_sum
+from quantpipe.realize.open_lengths import length_limits, longest_open_sum
 from quantpipe.types import HardwareSpec
 from quantpipe.verify.check import verify_folder
 from tests.decoders import nets
-from tests.decoders.lines import decoder, line, pieces
+from tests.decoders.lines import decoder, line, past_of, pieces
 from tests.decoders.stepping import STATE, Plain, stated
 from tests.ops.line import Line, hardware
 from tests.verify.folders import changed, refreshed, write
@@ -83,6 +84,38 @@ def test_the_longest_row_bounds_the_length(lines: Any) -> None:
     here = lines("tflite_int8", spec=replace(spec, ops={op: found for op, found in only.items() if found}))
     assert {"MatMul", "Softmax"}.isdisjoint(n.op for n in here.graph.nodes if n.name in here.topology.float_nodes)
     assert longest_open_sum(here.graph, here.plan(8)) == 4095
+
+
+def test_longer_inputs_than_sums_hold_are_rejected(lines: Any) -> None:
+    here = lines("npu_w8a16")
+    (limit,) = length_limits(here.graph, here.plan(16))
+    assert sorted(limit.axes)[1:] == [("past_key_values.0.key", 2)] and limit.axes[-1][1] == 1
+    assert limit.most == LONGEST_SUM and limit.axes[-1][0] in ("input_ids", "position_ids")
+    model = realized(here).model
+    model.metadata_props[KEY] = json.dumps([{"axes": limit.axes, "most": 8}])
+    session = Session(model)
+
+    def scores(past: int, new: int) -> Any:
+        every = nets.feeds(nets.text(1, new), past_of(past))
+        return session.run({i.name: every[i.name] for i in here.graph.inputs}, ["logits"])["logits"]
+
+    assert [scores(0, 8).shape[1], scores(5, 3).shape[1]] == [8, 3]
+    for past, new in ((0, 9), (5, 4), (8, 1)):
+        with pytest.raises(DataError, match=f"a length of 9, .* hold 8 terms; legal is .*{limit.axes[0][0]}"):
+            scores(past, new)
+
+
+def test_sums_of_a_fixed_length_limit_nothing(lines: Any) -> None:
+    """Attention of `ort_cpu` adds in float; so its files have no limit."""
+    here = lines("ort_cpu")
+    assert longest_open_sum(here.graph, here.plan(8)) is None and length_limits(here.graph, here.plan(8)) == ()
+
+
+@pytest.mark.parametrize("entry", ["no list", "[3]", '[{"axes": [["input_ids", 7]], "most": 1}]', '[{"axes": 3}]'])
+def test_an_entry_of_another_form_limits_nothing(entry: str) -> None:
+    model = ir.from_proto(nets.standard())
+    model.metadata_props[KEY] = entry
+    assert stated_lengths(model) == ()
 
 
 def test_a_softmax_that_counts_hidden_elements_takes_no_rows_of_open_length(lines: Any) -> None:
