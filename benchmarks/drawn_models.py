@@ -1,4 +1,4 @@
-"""Transformers with drawn weights, for measuring what a size costs: an encoder of text and one of pictures.
+"""Transformers with drawn weights, for measuring what a size costs: an encoder and a decoder of text, one of pictures.
 
 Each is written as exporters write it: projections as MatMul and Add, attention by heads, Gelu, LayerNormalization.
 Weights are normal noise of the standard deviation that keeps the variance, so ranges are those of a network at its
@@ -32,6 +32,10 @@ class Size:
 
 BERT_BASE = Size(12, 768, 12, 64, 30522)
 VIT_BASE = Size(12, 768, 12, 197)
+DECODER = Size(12, 768, 12, 64, 16384)
+"""110 million parameters (440 MB), with a last layer of its own."""
+LARGE_DECODER = Size(18, 1024, 16, 64, 16384)
+"""260 million parameters (1,040 MB)."""
 LARGE = Size(24, 1024, 16, 64, 30522)
 """1.3 GB of weights in 24 layers."""
 
@@ -84,9 +88,19 @@ class _Writer:
         self.constant("flat", np.array([0, size.tokens, size.width]))
         self.constant("root", np.float32((size.width // size.heads) ** -0.5))
 
-    def save(self, name: str, ports: tuple[Any, Any], path: Path, outside: bool) -> None:
-        graph = helper.make_graph(self.nodes, name, [ports[0]], [ports[1]], self.weights)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    def cached(self, x: str, size: Size, layer: int) -> str:
+        """Return a causal attention over the tokens of a cache and new ones."""
+        width, names = size.width, [f"{layer}.{kind}" for kind in ("key", "value")]
+        q, k, v = (self.dense(x, width, width) for _ in range(3))
+        heads = {"q_num_heads": size.heads, "kv_num_heads": size.heads, "is_causal": 1}
+        seen = self.node("Attention", q, k, v, "", *(f"past_key_values.{name}" for name in names), **heads)
+        self.nodes[-1].output.extend(f"present.{name}" for name in names)
+        return self.dense(seen, width, width)
+
+    def save(self, name: str, ports: tuple[Any, Any], path: Path, outside: bool, opset: int = 20) -> None:
+        inputs, outputs = ([one] if isinstance(one, onnx.ValueInfoProto) else one for one in ports)
+        graph = helper.make_graph(self.nodes, name, inputs, outputs, self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
         onnx.save(model, path, save_as_external_data=outside, location=f"{path.stem}.data")
 
 
@@ -105,6 +119,31 @@ def text_encoder(size: Size, path: Path, outside: bool = False) -> None:
     writer.nodes[-1].output[0] = "y"
     made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", size.tokens, width])
     writer.save("encoder", (port, made), path, outside)
+
+
+def text_decoder(size: Size, path: Path, outside: bool = False) -> None:
+    """Write a decoder normalized before each part, as GPT-2 is, whose inputs are tokens, their places and a cache."""
+    writer, width = _Writer(), size.width
+    known = writer.node("Gather", writer.drawn(1, size.words, width), "x")
+    x = writer.node("Add", known, writer.node("Gather", writer.drawn(1, 4 * size.tokens, width), "position_ids"))
+    for layer in range(size.layers):
+        x = writer.node("Add", x, writer.cached(writer.normalized(x, width), size, layer))
+        x = writer.node("Add", x, writer.feed_forward(writer.normalized(x, width), width))
+    writer.node("MatMul", writer.normalized(x, width), writer.drawn(width, width, size.words))
+    writer.nodes[-1].output[0] = "y"
+    names = [f"{layer}.{kind}" for layer in range(size.layers) for kind in ("key", "value")]
+    axes = ["N", size.heads, "past", width // size.heads]
+    ports = (
+        [
+            *(helper.make_tensor_value_info(name, TensorProto.INT64, ["N", "new"]) for name in ("x", "position_ids")),
+            *(helper.make_tensor_value_info(f"past_key_values.{n}", TensorProto.FLOAT, axes) for n in names),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "new", size.words]),
+            *(helper.make_tensor_value_info(f"present.{n}", TensorProto.FLOAT, ["N", None, None, None]) for n in names),
+        ],
+    )
+    writer.save("decoder", ports, path, outside, 23)
 
 
 def picture_encoder(size: Size, path: Path, outside: bool = False) -> None:
@@ -129,9 +168,14 @@ def picture_encoder(size: Size, path: Path, outside: bool = False) -> None:
     writer.save("pictures", ports, path, outside)
 
 
-def samples(size: Size, numbers: tuple[int, int, int], pictures: bool = False) -> tuple[dict[str, Any], ...]:
-    """Return drawn samples to calibrate, search and evaluate by."""
+def samples(
+    size: Size, numbers: tuple[int, int, int], pictures: bool = False, *, places: bool = False
+) -> tuple[dict[str, Any], ...]:
+    """Return drawn samples to calibrate, search and evaluate by; `places`: with the places of tokens."""
     rng = np.random.default_rng(1)
+    if places:
+        rows = np.arange(size.tokens)[None]
+        return tuple({**one, "position_ids": np.repeat(rows, len(one["x"]), 0)} for one in samples(size, numbers))
     if size.words:
         return tuple({"x": rng.integers(0, size.words, (n, size.tokens))} for n in numbers)
     shape = (3, 224, 224) if pictures else (size.tokens, size.width)

@@ -4,9 +4,9 @@
     python benchmarks/run_cost.py --cases 'digits*' transformer --devices ort_cpu vta --effort quick
 
 Cases are those of benchmarks/corpus.py, and transformers with drawn weights (benchmarks/drawn_models.py): `transformer`
-(`--layers`, `--width`), and by name only `bert_base` (436 MB), `vit_base` (346 MB) and `transformer_1300mb` (weights in
-a data file). Every measurement is a process of its own, with every default of quantpipe
-but statistics measured again; peak memory is the kernel's figure. Static and dynamic quantization by onnxruntime
+(`--layers`, `--width`), and by name only `bert_base` (436 MB), `vit_base` (346 MB), `decoder_100m` (440 MB),
+`decoder_1gb` (1,040 MB) and `transformer_1300mb` (weights in a data file). Every
+measurement is a process of its own, with every default of quantpipe but statistics measured again; peak memory is the kernel's figure. Static and dynamic quantization by onnxruntime
 include loading its tool and one pass over the evaluation samples.
 """
 
@@ -29,7 +29,18 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from corpus import Absent, Case, Counts, Make, cases
-from drawn_models import BERT_BASE, LARGE, VIT_BASE, Size, picture_encoder, samples, text_encoder
+from drawn_models import (
+    BERT_BASE,
+    DECODER,
+    LARGE,
+    LARGE_DECODER,
+    VIT_BASE,
+    Size,
+    picture_encoder,
+    samples,
+    text_decoder,
+    text_encoder,
+)
 from machine import processor
 
 TOKENS, HEADS = 64, 12
@@ -47,6 +58,13 @@ def drawn(size: Size, pictures: bool, outside: bool, folder: Path, counts: Count
     return Case(path, *samples(size, (counts.calibrate, counts.search, counts.evaluate), pictures), None, "drawn")
 
 
+def drawn_decoder(size: Size, outside: bool, folder: Path, counts: Counts) -> Case:
+    """Return a decoder with drawn weights and samples from empty caches."""
+    path = folder / "drawn.onnx"
+    text_decoder(size, path, outside)
+    return Case(path, *samples(size, (counts.calibrate, counts.search, counts.evaluate), places=True), None, "drawn")
+
+
 def makers_of(given: argparse.Namespace) -> dict[str, Make]:
     """Return how each case is made; those of many bytes run only by name."""
     encoder = Size(given.layers, given.width, HEADS, TOKENS)
@@ -55,6 +73,8 @@ def makers_of(given: argparse.Namespace) -> dict[str, Make]:
         "transformer": partial(drawn, encoder, False, False),
         "bert_base": partial(drawn, BERT_BASE, False, False),
         "vit_base": partial(drawn, VIT_BASE, True, False),
+        "decoder_100m": partial(drawn_decoder, DECODER, False),
+        "decoder_1gb": partial(drawn_decoder, LARGE_DECODER, True),
         "transformer_1300mb": partial(drawn, LARGE, False, True),
     }
 

@@ -55,7 +55,9 @@ def settle_pasts(model: ir.Model) -> None:
 
 def _open_ports(node: ir.Node) -> list[ir.Value]:
     """Return the inputs and outputs of a model that are a node's past and present, and leave an axis open."""
-    ports, _ = _SIZES.get((node.domain, node.op_type), ((), None))
+    if (node.domain, node.op_type) not in _SIZES:
+        return []
+    ports, _ = _SIZES[node.domain, node.op_type]
     pasts = [node.inputs[p] for p in ports if p < len(node.inputs)]
     found = [v for v in pasts if v is not None and v.is_graph_input()]
     found += [v for v in node.outputs[1:3] if v.is_graph_output()]
