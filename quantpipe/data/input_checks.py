@@ -59,10 +59,14 @@ def route(
     missing = [i for i in needed if i.name not in fields]
     if missing:
         names = ", ".join(fields) or "nothing"
+        fixed = next(
+            (f" 'model.fixed={{{i.name}: true}}' gives a value for all samples." for i in missing if i.dtype == "bool"),
+            "",
+        )
         raise DataError(
             f"there is no data for model input {_ports(missing)}{nearest(missing[0].name, fields)}; the samples hold "
             f"{names}. Give the data the names of the inputs, or map them (npz: dataset.keys.inputs, table: "
-            "dataset.inputs).",
+            f"dataset.inputs).{fixed}",
             stage="data",
             where=source.where,
         )
