@@ -52,6 +52,23 @@ class GroupGrid:
         low, high = straight_through(ends[0], low), straight_through(ends[1], high)
         return TorchGrid(scale.to(like), zero.to(like), low.to(like), high.to(like), qmin, qmax)
 
+    def centred(self, found: Range) -> Range:
+        """Return a range with the same scale and zero point, from which steps up and down reach the next power of two.
+
+        It is the range itself where scales are no powers of two, and where the other end would change its sign.
+        """
+        power = self.schema.power_of_two
+        if power is PowerOfTwo.NONE:
+            return found
+        scale, *_ = intmath.scale_zero_point(found, self.bits, self.dtype, self.schema)
+        middle = float(scale) * storage_middle(power)
+        if self.is_affine(found.low >= 0.0):
+            high = found.low + middle * intmath.affine_steps(self.bits, self.schema)
+            return Range(found.low, high) if high > 0.0 else found
+        storage = self.dtype if found.low >= 0.0 else intmath.signed_storage(self.bits)
+        factor = middle * intmath.symmetric_steps(self.bits, storage, self.schema) / found.threshold
+        return Range(found.low * factor, found.high * factor)
+
 
 def storable(scale: Tensor, power_of_two: PowerOfTwo) -> Tensor:
     """Return float64 scales as they are stored: float32, a power of two where the schema asks for it."""
@@ -62,6 +79,14 @@ def storable(scale: Tensor, power_of_two: PowerOfTwo) -> Tensor:
         scale = scale * (rounded / scale.detach())
     stored = scale.detach().float().clamp(min=intmath.SMALLEST_SCALE).double()
     return scale * (stored / scale.detach())
+
+
+def storage_middle(power_of_two: PowerOfTwo) -> float:
+    """Return the factor on a stored power of two at which it is farthest from being stored as another one.
+
+    Rounded up, 2^k stands for (2^(k-1), 2^k], so that a learned scale that starts at 2^k would double at once.
+    """
+    return 1.0 if power_of_two in (PowerOfTwo.NONE, PowerOfTwo.NEAREST) else 0.5**0.5
 
 
 class RangeParameters(nn.Module):  # type: ignore[misc]
@@ -91,10 +116,12 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
             self._alike.setdefault((grids[key], positive), []).append(key)
             if learns and group.fixed is None and ranges[key].threshold > 0:
                 self._names[key] = str(number)
+                self._ranges[key] = grids[key].centred(ranges[key])
                 count = 2 if grids[key].is_affine(positive) else 1
                 self.factors[str(number)] = nn.Parameter(torch.zeros(count, dtype=torch.float64))
         for number, keys in enumerate(self._alike.values()):
-            ends = torch.tensor([[ranges[key].low, ranges[key].high] for key in keys], dtype=torch.float64)
+            found = [self._ranges[key] for key in keys]
+            ends = torch.tensor([[one.low, one.high] for one in found], dtype=torch.float64)
             self.register_buffer(f"ends{number}", ends, persistent=False)
 
     @property

@@ -21,7 +21,7 @@ from quantpipe.intmath import nearest_step
 from quantpipe.plan.pair_safe import rounded_pairs
 from quantpipe.plan.saturating_pairs import kernel_order
 from quantpipe.train.fake_quantize import CLIP, SCALE, SOFT, TorchGrid, fake_quantize, scaled_gradient, straight_through
-from quantpipe.train.range_parameters import storable
+from quantpipe.train.range_parameters import storable, storage_middle
 from quantpipe.types import PowerOfTwo
 
 SOFTENED, SHIFT = 1.2, 0.1
@@ -142,7 +142,8 @@ class LearnedScale(LearnedWeight):
 
     def scale(self) -> Tensor:
         """Return the learned scale."""
-        return storable(self.base * torch.exp(self.factor), self.start.power_of_two)
+        power = self.start.power_of_two
+        return storable(self.base * storage_middle(power) * torch.exp(self.factor), power)
 
     def seen(self, grid: TorchGrid, shaped: Tensor) -> TorchGrid:
         """Return the grid, whose scale has LSQ's scaled gradient."""

@@ -253,3 +253,17 @@ def test_dsq_learns_ends_and_not_scales_directly() -> None:
     v = weight.start.real / weight.start.scale.reshape(-1, 1, 1, 1)
     ends = np.where(v >= 7, 1.0, np.where(v <= -7, -1.0, 0.0)).sum(axis=(1, 2, 3)) * 7 * weight.start.scale
     np.testing.assert_allclose(weight.factor.grad.numpy().ravel(), ends, rtol=1e-4)
+
+
+@pytest.mark.parametrize("power", [PowerOfTwo.UP, PowerOfTwo.NEAREST, PowerOfTwo.SEARCH])
+@pytest.mark.parametrize(("octaves", "factor"), [(0.0, 1.0), (0.4, 1.0), (-0.4, 1.0), (0.6, 2.0), (-0.6, 0.5)])
+def test_a_small_step_leaves_a_power_of_two_and_half_an_octave_changes_it(
+    power: PowerOfTwo, octaves: float, factor: float
+) -> None:
+    start = start_of()
+    scale = (2.0 ** np.round(np.log2(start.scale))).astype(np.float32)
+    known = {f: getattr(start, f) for f in start.__dataclass_fields__}
+    weight = LearnedScale(WeightStart(**known | {"scale": scale, "power_of_two": power}))
+    with torch.no_grad():
+        weight.factor.fill_(octaves * np.log(2.0))
+    np.testing.assert_array_equal(weight.scale().detach().numpy().ravel(), factor * scale.astype(np.float64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quantpipe import intmath
@@ -65,3 +65,30 @@ def test_the_ends_of_a_range_have_gradients(symmetry: Symmetry, positive: bool) 
     steps = 15 if affine else 7
     expected = [0.0 if positive else 1 / steps, 2 / steps] if affine else [2 / steps]
     np.testing.assert_allclose(factor.grad.numpy(), expected, rtol=1e-6)
+
+
+@given(
+    SCHEMAS.filter(lambda schema: schema.power_of_two is not PowerOfTwo.NONE),
+    ENDS,
+    ENDS,
+    st.booleans(),
+    st.integers(2, 8),
+    st.sampled_from([-1.0, 1.0]),
+)
+def test_a_small_step_leaves_a_power_of_two_and_half_an_octave_changes_it(
+    schema: TensorSchema, low: float, high: float, positive: bool, bits: int, side: float
+) -> None:
+    """Else the first step of a training doubles every second scale: they start where a range is rounded up."""
+    found = Range(0.0 if positive else -low, high)
+    scale, zero, _, _ = intmath.scale_zero_point(found, bits, DType.INT8, schema)
+    parameters = RangeParameters({"a": group("a")}, {"a": found}, {"a": bits}, schema, learns=True)
+    whole = parameters.range("a")
+    assume(whole != found or not GroupGrid(bits, DType.INT8, schema).is_affine(positive))
+    for octaves, factor in ((0.0, 1.0), (0.4 * side, 1.0), (0.6 * side, 2.0**side)):
+        with torch.no_grad():
+            parameters.factors["0"].fill_(octaves * np.log(2.0))
+        grid = parameters.grids(torch.zeros((), dtype=torch.float32))["a"]
+        planned = intmath.scale_zero_point(parameters.range("a"), bits, DType.INT8, schema)
+        assert float(grid.scale) == float(planned[0]) == pytest.approx(float(scale) * factor)
+        if octaves == 0.0:
+            assert float(grid.zero) == zero == planned[1]
