@@ -165,7 +165,8 @@ class SoftStaircase(LearnedScale):
 class TanhWeight(LearnedWeight):
     """DoReFa: w' = c·tanh(w / c) / max|tanh(w / c)| on a grid that ends at the largest |w'| (arXiv 1606.06160).
 
-    c is 1 (`unit`, as published), or the largest |w| at the start (`kept`), which leaves a pretrained layer its size.
+    c is 1 (`unit`, as published), or the largest |w| at the start (`kept`). There w starts at c·atanh(tanh(1)·w₀ / c),
+    so that w' starts at the pretrained w₀: tanh alone would multiply small weights by 1 / tanh(1) = 1.31.
     """
 
     gradient = CLIP
@@ -173,6 +174,9 @@ class TanhWeight(LearnedWeight):
     def __init__(self, start: WeightStart, *, unit: bool) -> None:
         super().__init__(start)
         self.size = 1.0 if unit else float(np.abs(start.value).max(initial=0.0)) or 1.0
+        if not unit:
+            squashed = np.tanh(1.0) * start.value.astype(np.float64) / self.size
+            self.latent = nn.Parameter(torch.from_numpy((self.size * np.arctanh(squashed)).astype(np.float32)))
 
     def shaped(self, factor: Tensor | None) -> Tensor:
         """Return w'."""

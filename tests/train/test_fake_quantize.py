@@ -187,6 +187,12 @@ def test_dorefa_is_tanh_over_its_maximum_with_the_whole_chain_of_gradients() -> 
     assert torch.autograd.gradcheck(shaped, (leaf,))
 
 
+def test_dorefa_starts_at_the_pretrained_weight() -> None:
+    start = start_of(8)
+    weight = TanhWeight(start, unit=False)
+    np.testing.assert_allclose(weight.shaped(None).detach().numpy(), start.value, rtol=1e-5, atol=1e-7)
+
+
 def test_qil_prunes_and_clips_around_a_learned_interval() -> None:
     weight = QuantizationInterval(start_of(9, per_channel=False), unit=True).double()
     threshold = float(weight.threshold)
