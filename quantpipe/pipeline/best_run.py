@@ -144,7 +144,8 @@ def _verdict(taken: Contender, equal: Sequence[Contender], eligible: Sequence[Co
     if len(labels) == 1:
         head = f"{taken.label} is the best by {by}"
     elif all(_same(taken, run) for run in equal):
-        head = f"{_listed(labels)} have equal results"
+        others = f", the best by {by}" if len(equal) < len(eligible) else ""
+        head = f"{_listed(labels)} have equal results{others}"
     elif all(run.size == taken.size for run in equal):
         head = f"{_listed(labels)} differ by chance only; none of them is better by {by}"
     else:

@@ -44,8 +44,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 def compared(report: Mapping[str, Any]) -> Group:
     """Return the tables for the terminal; `report` is a `CompareReport`."""
-    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
-    shown = ("top1" if labelled else "kl", "realized_bytes", "mean_weight_bits", "latency_ms")
+    shown = _shown(report)
     table = Table(title="Comparison", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("what differs", overflow="fold")
@@ -63,6 +62,13 @@ def compared(report: Mapping[str, Any]) -> Group:
         p = _p(row["p_holm"]) if row else ""
         table.add_row(label, Text(run["name"]), *cells, verdict, p, style="bold" if best else None)
     return Group(table, *(Text(line, style="dim") for line in _below(report)))
+
+
+def _shown(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the figures of the short tables: accuracy, the loss where it decides, and the prices."""
+    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
+    value = ("top1",) if labelled and "loss" not in (report["by"] or "") else ("top1", "kl") if labelled else ("kl",)
+    return (*value, "realized_bytes", "mean_weight_bits", "latency_ms")
 
 
 def _crown(report: Mapping[str, Any]) -> str:
@@ -138,15 +144,9 @@ def compare_page(report: CompareReport) -> str:
         if any(run["figures"].get(key) is not None for run in runs)
     ]
     paired: dict[str, PairedRow] = {row["label"]: row for row in report["paired"]}
-    shown = (
-        "top1" if any(run["interval"] for run in runs) else "kl",
-        "realized_bytes",
-        "mean_weight_bits",
-        "latency_ms",
-    )
     return _template().render(
         report=report,
-        main=[(HEADS[key], {run["label"]: FIGURES[key][1](run["figures"].get(key)) for run in runs}) for key in shown],
+        main=[(HEADS[key], {run["label"]: FIGURES[key][1](run["figures"].get(key)) for run in runs}) for key in _shown(report)],
         pointed=not report["paired"] or report["paired"][0]["only_best"] is not None,
         rows=rows,
         crown=_crown(report),
@@ -179,13 +179,13 @@ def _template() -> jinja2.Template:
 
 def compare_note(report: CompareReport) -> str:
     """Return the comparison in a few lines of Markdown: what MLflow shows as the description of a sweep."""
-    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
-    key, head = ("top1", "accuracy") if labelled else ("kl", "KL")
-    lines = [f"| | what differs | {head} | size | bits of weights | vs best |", "|---|---|---|---|---|---|"]
+    shown = _shown(report)[:-1]
+    heads = " | ".join(HEADS[key] for key in shown)
+    lines = [f"| | what differs | {heads} | vs best |", "|---|---|" + "---|" * len(shown) + "---|"]
     paired = {row["label"]: row for row in report["paired"]}
     for run in report["runs"]:
         best = run["label"] == report["best"]
-        cells = [FIGURES[name][1](run["figures"].get(name)) for name in (key, "realized_bytes", "mean_weight_bits")]
+        cells = [FIGURES[name][1](run["figures"].get(name)) for name in shown]
         said = run["problem"] or (f"**{_crown(report)}**" if best else beside(paired.get(run["label"])))
         said = escaped(said) if run["problem"] else said
         lines.append("| " + " | ".join([run["label"], escaped(run["name"]), *cells, said]) + " |")

@@ -65,7 +65,8 @@ def test_the_best_holds_its_integers_and_meets_its_objective() -> None:
 def test_equal_runs_are_a_tie_and_none_of_them_is_called_the_best() -> None:
     report = compare([made("0"), made("1"), made("2", right=np.arange(200) >= 40)])
     assert report["best"] == "A" and report["tied"] == ["B"]
-    assert report["verdict"] == "A and B have equal results. Price of A: 1,000 bytes."
+    assert report["verdict"] == "A and B have equal results, the best by top-1 accuracy. Price of A: 1,000 bytes."
+    assert compare([made("0"), made("1")])["verdict"] == "A and B have equal results. Price of A: 1,000 bytes."
     for shown in (printed(report), compare_page(report), compare_note(report)):
         assert "A and B have equal results" in shown and "is the best" not in shown
 
@@ -122,6 +123,19 @@ def test_the_objective_decides_its_cost_on_one_device_and_its_loss_otherwise() -
     elsewhere.samples["loss"][:] = 0.2  # type: ignore[index]
     report = compare([runs[0], elsewhere])
     assert report["best"] == "A" and report["by"] == "the smallest loss"
+
+
+def test_what_decides_is_named_and_is_in_the_short_tables() -> None:
+    """The third run has more right answers and a greater loss, by which the first two are the best."""
+    few, auto = np.arange(200) >= 4, {"metric": "auto"}
+    runs = [made(name, right=few, search=auto) for name in "01"] + [made("2", search=auto)]
+    runs[2].samples["loss"][:] = 0.2  # type: ignore[index]
+    report = compare(runs)
+    assert str(report["verdict"]).startswith("A and B have equal results, the best by the smallest loss.")
+    for shown in (printed(report), compare_page(report).partition("Figures")[0], compare_note(report)):
+        assert "accuracy" in shown and "KL" in shown
+    by_accuracy = compare([made("0"), made("1", right=few)])
+    assert "KL" not in printed(by_accuracy) and "KL" not in compare_note(by_accuracy)
 
 
 def test_a_latency_of_a_reference_form_is_not_compared() -> None:
