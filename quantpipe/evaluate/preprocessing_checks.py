@@ -55,7 +55,7 @@ CAUSE = (
 class SampleDoubts:
     """Hold doubts about the samples as sentences.
 
-    `wrong`: the float model guesses, and its inputs are far outside of what it was trained on.
+    `wrong`: the float model is hardly better than guessing, and its inputs are far outside of what it was trained on.
     """
 
     said: tuple[str, ...] = ()
@@ -92,16 +92,20 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> Sampl
     if all(part is not None for part in labels) and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
         right = np.concatenate([part for part in labels if part is not None])
         said.insert(0, _of_answers(outputs, right, inputs))
-        guesses = said[0] is not None and _guesses(outputs, right)
+        guesses = said[0] is not None and _guesses(outputs, right) is not None
     elif answers and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
         said.insert(0, _of_one_answer(outputs, inputs))
     return SampleDoubts(tuple(text for text in said if text), guesses and far)
 
 
-def _guesses(outputs: NDArray[Any], labels: NDArray[np.int64]) -> bool:
-    """Return whether the share of right answers is no better than chance."""
+def _guesses(outputs: NDArray[Any], labels: NDArray[np.int64]) -> str | None:
+    """Return "no" or "little" if the share of right answers is no better, or little better, than chance; else None."""
     count, classes = outputs.shape
-    return chance_of(int(np.sum(outputs.argmax(axis=1) == labels)), count, classes) > GUESSED
+    right = int(np.sum(outputs.argmax(axis=1) == labels))
+    if chance_of(right, count, classes) > GUESSED:
+        return "no"
+    _, high = wilson(right / count, count) or (0.0, 1.0)
+    return "little" if high < min(NEAR / classes, 0.5) else None
 
 
 def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -> str | None:
@@ -112,9 +116,7 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
     right = int(np.sum(outputs.argmax(axis=1) == labels))
     low, high = wilson(right / count, count) or (0.0, 1.0)
     known = f"the float model itself is right on {right} of {count} samples ({_percent(low)} to {_percent(high)} %"
-    guessed = _guesses(outputs, labels)
-    if guessed or high < min(NEAR / classes, 0.5):
-        better = "no" if guessed else "little"
+    if (better := _guesses(outputs, labels)) is not None:
         return (
             f"{known} with 95 % confidence), {better} better than guessing among {classes} classes, and its inputs run "
             f"{inputs}: {CAUSE}"

@@ -161,3 +161,12 @@ def test_what_is_little_better_than_guessing_is_noticed() -> None:
     assert said(path, DigitsDataset(), IMAGE, 10) == ()
     (found,) = said(path, DigitsDataset(preprocess={"scale": "1/16", "mean": 40}), IMAGE, 10)
     assert "little better than guessing among 10 classes" in found
+
+
+def test_little_better_than_guessing_on_inputs_far_outside_is_called_wrong() -> None:
+    """The doubt calls all later results meaningless, so the run stops: a model may still make something of its inputs."""
+    path = DIGITS.with_name("digits_vit.onnx")
+    samples = DigitsDataset(preprocess={"scale": "1/16", "mean": 40}).splits(IMAGE, 10, 0).search
+    graph = graph_of(path, samples)
+    found = doubts(graph, samples, graph.outputs[0].name, None)
+    assert "little better" in found.said[0] and found.wrong
