@@ -6,7 +6,8 @@
 Cases are those of benchmarks/corpus.py, and transformers with drawn weights (benchmarks/drawn_models.py): `transformer`
 (`--layers`, `--width`), and by name only `bert_base` (436 MB), `vit_base` (346 MB), `decoder_100m` (440 MB),
 `decoder_1gb` (1,040 MB) and `transformer_1300mb` (weights in a data file). Every
-measurement is a process of its own, with every default of quantpipe but statistics measured again; peak memory is the kernel's figure. Static and dynamic quantization by onnxruntime
+measurement is a process of its own, with every default of quantpipe but statistics measured again. Peak memory is
+the kernel's figure. Static and dynamic quantization by onnxruntime
 include loading its tool and one pass over the evaluation samples.
 """
 

@@ -1,7 +1,7 @@
 """How long the inputs of a file may be, where integer sums run over an axis of free length.
 
-ONNX declares no maximum of an axis. So the metadata of the file have it (`quantpipe.lengths`, a JSON list), and sessions
-of quantpipe reject longer inputs before they run. No node of the file is needed for it.
+ONNX declares no maximum of an axis. So the metadata of the file have it (`quantpipe.lengths`, a JSON list).
+Sessions of quantpipe reject longer inputs before they run. No node of the file is needed for it.
 """
 
 from __future__ import annotations

@@ -229,10 +229,21 @@ def chosen_output(wanted: str | None, graph: Graph) -> str:
 
 
 def _see_varying(graph: Graph, samples: Samples) -> Graph:
-    """Return the graph with sample-dependent shapes marked; nothing is read if no input has another free axis."""
+    """Return the graph with sample-dependent shapes marked; nothing is read if no input has another free axis.
+
+    Raises DataError for a sample that the graph cannot run, though it runs others.
+    """
     for batch in samples.batches(graph.batch_size) if _unseen_axes(graph) else ():
         if any(batch.inputs[name].shape[a] != graph.shapes[name][a] for name, a in _unseen_axes(graph)):
-            graph = with_varying(graph, batch.inputs)
+            try:
+                graph = with_varying(graph, batch.inputs)
+            except ModelError as error:
+                sizes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in batch.inputs.items())
+                raise DataError(
+                    f"sample {batch.indices[0]} cannot be run: {error}. Its inputs are {sizes}. Legal are samples "
+                    "whose lengths fit each other: of a decoder, a mask with a column for each token of cache and sample",
+                    stage="data",
+                ) from error
             if not _unseen_axes(graph):
                 break
     return graph

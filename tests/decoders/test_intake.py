@@ -9,17 +9,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
 from quantpipe.data.cache_inputs import empty_cache
-from quantpipe.errors import ModelError
+from quantpipe.errors import DataError, ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.intake.load import load_graph, read_graph
 from tests.decoders import nets
+from tests.decoders.lines import past_of
+from tests.decoders.stepping import run
 from tests.ops.line import hardware, schema_for
 
 Array = np.ndarray[Any, Any]
@@ -141,3 +143,47 @@ def test_open_axes_of_a_present_do_not_stop_other_attentions(tmp_path: Path) -> 
         for axis in port.type.tensor_type.shape.dim[1:]:
             axis.ClearField("value")
     assert FUSED.isdisjoint(n.op for n in loaded(proto, tmp_path).nodes)
+
+
+@pytest.mark.parametrize("columns", [4, 9])
+def test_a_mask_that_contradicts_the_cache_ends_a_run(columns: int, tmp_path: Path) -> None:
+    """The file takes a mask of the cache's length for a buffer with room; written out, it has another length."""
+    graph = loaded(nets.runtime(), tmp_path)
+    every = nets.feeds(nets.text(1, 4), past_of(4))
+    given = {i.name: every[i.name] for i in graph.inputs}
+    assert Session(graph.model).run(given)["present.0.key"].shape[2] == 8
+    with pytest.raises(ModelError, match="cannot run it"):
+        Session(graph.model).run({**given, "attention_mask": np.ones((1, columns), np.int64)})
+
+
+def test_a_mask_that_contradicts_the_cache_of_a_later_sample_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample \d+ cannot be run.*'attention_mask' \[\d+, 4\].*a mask with a column"):
+        run(nets.runtime(), "npu_w8a16", tmp_path)
+
+
+def test_a_branch_without_data_is_told_how_to_select_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'model.fixed=\{use_cache_branch: true\}'"):
+        run(nets.merged(), "npu_w8a16", tmp_path)
+
+
+def with_few_places(style: str) -> onnx.ModelProto:
+    held = nets.weights()
+    return getattr(nets, style)({**held, "cos": held["cos"][:12], "sin": held["sin"][:12]})
+
+
+def test_positions_beyond_the_table_are_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample 3 cannot be run.*'position_ids' \[1, 4\] up to 15.*positions within"):
+        run(with_few_places("standard"), "npu_w8a16", tmp_path)
+
+
+def test_scores_that_overflow_float16_are_named(tmp_path: Path) -> None:
+    held = nets.weights()
+    held |= {f"{n}.{side}": 300 * held[f"{n}.{side}"] for n in range(nets.LAYERS) for side in "qk"}
+    proto = nets.standard(held)
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*proto.graph.input, *proto.graph.output):
+        kind = value.type.tensor_type
+        kind.elem_type = TensorProto.FLOAT16 if kind.elem_type == TensorProto.FLOAT else kind.elem_type
+    graph = loaded(proto, tmp_path)
+    assert any("the model itself overflows" in note for note in graph.notes), graph.notes
