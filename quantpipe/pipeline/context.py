@@ -28,6 +28,7 @@ from quantpipe.pipeline.search_start import SearchStart, read_start
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.strategy_file import strategy_payload
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
+from quantpipe.realize.genai import read_config
 from quantpipe.recover import rescale_channels
 from quantpipe.types import (
     Choice,
@@ -291,7 +292,9 @@ class RunContext:
 
     def realized(self, strategy: str) -> Origin:
         """Return the origin of the realized model; `strategy` is a digest."""
-        return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
+        given = read_config(self.settings.model)
+        carried = {} if given is None else {"genai_config": digest_json(given)}
+        return self.origin("realize", {"strategy": strategy, **carried}, (*ANNOTATE, "realize"))
 
     def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
         """Return the origin of the report.

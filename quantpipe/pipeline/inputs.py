@@ -241,7 +241,7 @@ def _see_varying(graph: Graph, samples: Samples) -> Graph:
                 sizes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in batch.inputs.items())
                 raise DataError(
                     f"sample {batch.indices[0]} cannot be run: {error}. Its inputs are {sizes}. Legal are samples "
-                    "whose lengths fit each other: of a decoder, a mask with a column for each token of cache and sample",
+                    "whose lengths fit each other: a decoder's mask has a column for each token of cache and sample",
                     stage="data",
                 ) from error
             if not _unseen_axes(graph):

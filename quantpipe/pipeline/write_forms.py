@@ -20,6 +20,8 @@ from quantpipe.pipeline import stages
 from quantpipe.pipeline.context import RunContext
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, VENDOR, Provenance, inexact_on
 from quantpipe.realize.deployment import how_to_run, loading_code
+from quantpipe.realize.genai import CONFIG, genai_config, read_config
+from quantpipe.realize.open_lengths import length_limits
 from quantpipe.realize.ship import Shipped, ship_text
 from quantpipe.types import DeploymentPart, FormRow, QuantPlan, Samples
 from quantpipe.version import __version__
@@ -44,11 +46,13 @@ class Forms:
     seconds: float
     beside: tuple[WrittenBeside, ...]
     made: Provenance
+    genai: bytes | None = None
+    """The configuration of onnxruntime-genai for a decoder in model.onnx."""
 
     @property
     def contents(self) -> dict[str, Rendered | bytes]:
         """Return name of a file -> what it holds, for all but model.onnx."""
-        found: dict[str, Rendered | bytes] = {}
+        found: dict[str, Rendered | bytes] = {} if self.genai is None else {CONFIG: self.genai}
         for form in self.beside:
             found |= {form.file: form.rendered} if form.rendered is not None else dict(form.files)
         return found
@@ -71,12 +75,17 @@ class Forms:
                 MODEL, options, context.graph, self.made.preprocessing, caches=stored_ports(self.first.model)
             ),
             "command": settings.resume_command,
-            "files": [MODEL, *(name for form in self.beside for name in (tuple(form.files) or (form.file,)))],
+            "files": [
+                MODEL,
+                *([] if self.genai is None else [CONFIG]),
+                *(name for form in self.beside for name in (tuple(form.files) or (form.file,))),
+            ],
         }
 
     def ship(self, context: RunContext, plan: QuantPlan) -> str:
         """Return SHIP.md."""
-        rows = [Shipped(self.backend, (MODEL,), carried(self.first.model), caches=stored_ports(self.first.model))]
+        files = (MODEL,) if self.genai is None else (MODEL, CONFIG)
+        rows = [Shipped(self.backend, files, carried(self.first.model), caches=stored_ports(self.first.model))]
         for form in self.beside:
             options = carried(form.rendered.model) if form.rendered is not None else {}
             caches = stored_ports(form.rendered.model) if form.rendered is not None else ()
@@ -109,7 +118,10 @@ def write_forms(context: RunContext, plan: QuantPlan, strategy: str) -> Forms:
         first = stages.realize(context.graph, context.topology, plan, backend, made=made)
     seconds = time.perf_counter() - start
     beside = tuple(_beside(context, plan, made, form) for form in others)
-    return Forms(first, backend, seconds, beside, made)
+    limits = length_limits(context.graph, plan)
+    given = read_config(settings.model)
+    genai = genai_config(context.graph, MODEL, carried(first.model), given=given, limits=limits)
+    return Forms(first, backend, seconds, beside, made, genai)
 
 
 def _beside(context: RunContext, plan: QuantPlan, made: Provenance, form: str) -> WrittenBeside:
