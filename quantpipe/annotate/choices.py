@@ -70,7 +70,7 @@ def choice_space(
     for site in topology.weights:
         choices.append(_bits(site.tensor, site, (site.tensor,), options=options, gains=gains, raised=raised))
         choices += _range(site, ranges)
-    choices += [_table_bits(t, options) for t in topology.tables]
+    choices += [_table_bits(t, options) for t in topology.tables if not {t.tensor, t.weight} & {*topology.weight_of}]
     if not choices:
         raise ConfigError(
             "no node of this model runs in integers on this hardware, so there is nothing to search; "
@@ -116,7 +116,10 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
         owner = owner_of(group, reference)
         bits = int(assignment[bits_key(owner)]) if owner is not None else group.max_bits
         found |= dict.fromkeys(group.tensors, max(min(bits, group.widest), min(group.min_bits, group.max_bits)))
-    found |= {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.stored_constants}
+    found |= {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.weights}
+    for table in topology.tables:  # tied in the reference alone, it has no choice of its own
+        owned = assignment.get(bits_key(table.weight or table.tensor))
+        found[table.tensor] = table.bits[0] if owned is None else int(owned)
     return found | _of_types(topology, found)
 
 

@@ -17,11 +17,12 @@ import numpy as np
 
 from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.errors import ConfigError, ModelError
-from quantpipe.graph.external_weights import row_blocks
+from quantpipe.graph.external_weights import place_of, row_blocks
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.plan.table_numbers import given_table
 from quantpipe.types import (
+    DType,
     Edge,
     HardwareSpec,
     Kernel,
@@ -30,6 +31,7 @@ from quantpipe.types import (
     TableLimits,
     TableNumbers,
     TableSite,
+    WeightSite,
 )
 from quantpipe.types.embedding_table import WIDTHS
 
@@ -82,6 +84,35 @@ def table_sites(
             keys = tuple(e.key for e in edges if e.tensor == tensor and e.consumer in nodes)
             found.append(TableSite(tensor, tuple(nodes), bits, keys))
     return tuple(found)
+
+
+def tied(
+    tables: Sequence[TableSite], weights: Sequence[WeightSite], graph: Graph, spec: HardwareSpec
+) -> Iterator[TableSite]:
+    """Yield the tables, with the weight whose integers each has: the same numbers, with a scale for each row.
+
+    The device has to store both alike. A table that a quantized file gives keeps its own integers.
+    """
+    limits = spec.tables
+    alike = limits is not None and TableLimits(limits.bits, min_bytes=limits.min_bytes) == limits and 8 in limits.bits
+    given = graph.imported.kept_weights if graph.imported is not None else {}
+    for table in tables:
+        same = (w for w in weights if alike and spec.weights.symmetric and _holds(graph, w, table))
+        weight = None if table.tensor in given else next(same, None)
+        yield table if weight is None else replace(table, weight=weight.tensor)
+
+
+def _holds(graph: Graph, weight: WeightSite, table: TableSite) -> bool:
+    """Whether a weight has the numbers of a table, and a scale for each of its rows."""
+    axis, shape = weight.axis, graph.shapes[table.tensor]
+    if weight.block is not None or weight.dtype is not DType.INT8 or axis is None or len(shape) != 2:
+        return False
+    if weight.tensor == table.tensor:
+        return axis == 0
+    held = [graph.constant_tensor(tensor) for tensor in (weight.tensor, table.tensor)]
+    if axis != 1 or graph.shapes[weight.tensor] != shape[::-1] or any(place_of(t) is not None for t in held):
+        return False
+    return np.array_equal(graph.constant(weight.tensor).T, graph.constant(table.tensor))
 
 
 def with_tables(reasons: Mapping[str, Reason], sites: Sequence[TableSite]) -> dict[str, Reason]:

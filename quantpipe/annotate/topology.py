@@ -17,7 +17,7 @@ from quantpipe.annotate.cache_operands import with_new_values_apart
 from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import ConstraintKind
-from quantpipe.annotate.embedding_table import refuse_overflowing, table_sites, with_tables
+from quantpipe.annotate.embedding_table import refuse_overflowing, table_sites, tied, with_tables
 from quantpipe.annotate.function_ranges import function_pins
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
@@ -116,7 +116,7 @@ def analyze(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges} | {e.key: True for e in inside},
         float_nodes=reasons,
-        tables=tables,
+        tables=tuple(tied(tables, sites, graph, spec)),
         kernels=solved.kernels,
         groups=groups,
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),

@@ -72,7 +72,8 @@ def _stored_width(site: WeightSite, graph: Graph, spec: HardwareSpec, bits: int,
 
 def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float]) -> float:
     """Return all weights with so many bits a value, and those that are left in float by choice."""
-    stored = [prod(graph.shapes[site.tensor]) * bits[site.tensor] for site in topology.stored_constants]
+    stored = [prod(graph.shapes[site.tensor]) * bits[site.tensor] for site in topology.weights]
+    stored += [prod(graph.shapes[t.tensor]) * bits[t.tensor] for t in topology.tables if t.weight is None]
     left = (prod(graph.shapes[t]) * _real_bits(graph, topology, t) for t in topology.float_weights)
     return sum([*stored, *left]) / 8
 

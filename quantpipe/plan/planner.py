@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
@@ -22,7 +23,7 @@ from quantpipe.plan.given_blocks import kept_weight
 from quantpipe.plan.loop_numbers import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
-from quantpipe.plan.table_numbers import given_table, row_table
+from quantpipe.plan.table_numbers import given_table, row_table, tied_table
 from quantpipe.plan.weights import choose_loop_weight, choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,
@@ -36,6 +37,7 @@ from quantpipe.types import (
     RowTable,
     Schema,
     Strategy,
+    TableSite,
     Topology,
     WeightSite,
     WeightTensor,
@@ -52,6 +54,7 @@ class Planner:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, int | None, DType, int | None, bytes], WeightTensor] = {}
         self._tables: dict[tuple[str, int], RowTable] = {}
+        self._tied: dict[str, tuple[WeightTensor, RowTable]] = {}
         self._types = storage_types(topology)
         self.functions = Functions(graph)
 
@@ -110,7 +113,7 @@ class Planner:
             narrowings=narrowings,
             constants={t: _constant(builder, t) for t in topology.constants},
             loops={site.node: loop_products(builder, site) for site in topology.loops},
-            tables={t.tensor: self._table(t.tensor, strategy.bits[t.tensor]) for t in topology.tables},
+            tables={t.tensor: self._table(t, strategy.bits[t.tensor], builder.weights) for t in topology.tables},
             quantizers=builder.quantizers,
             weights=builder.weights,
             kernels=builder.kernels,
@@ -173,8 +176,14 @@ class Planner:
         scale = scale.reshape(()) if site.axis is None else scale
         return WeightTensor(site.tensor, values, scale, site.axis, dtype, bits, block=grid)
 
-    def _table(self, tensor: str, bits: int) -> RowTable:
-        """The integers of a table, made once per (tensor, bits) and shared."""
+    def _table(self, site: TableSite, bits: int, weights: Mapping[str, WeightTensor]) -> RowTable:
+        """Return the integers of a table, made once per (tensor, bits) and shared; or those of its weight."""
+        tensor = site.tensor
+        if (weight := weights.get(site.weight or "")) is not None:
+            held = self._tied.get(tensor)
+            if held is None or held[0] is not weight:
+                held = self._tied[tensor] = (weight, tied_table(tensor, weight))
+            return held[1]
         found = self._tables.get((tensor, bits))
         if found is None:
             if self._spec.tables is None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import file_array, row_blocks
 from quantpipe.intmath import nearest_step
-from quantpipe.types import GivenWeight, RowTable, TableLimits, TableNumbers
+from quantpipe.types import GivenWeight, RowTable, TableLimits, TableNumbers, WeightTensor
 
 Floats = NDArray[np.float32]
 
@@ -64,6 +64,13 @@ def given_table(given: GivenWeight, limits: TableLimits) -> RowTable | None:
         return None
     scale = np.broadcast_to(grid.scale, len(rows)).astype(np.float32)
     return RowTable(given.tensor, centred.astype(np.int8), scale, None, 8, given.values.shape)
+
+
+def tied_table(tensor: str, weight: WeightTensor) -> RowTable:
+    """Return the table that has the integers of a weight with a scale for each row, `[R, C]` or `[C, R]`."""
+    values = weight.values if weight.axis == 0 else weight.values.T
+    scale = np.broadcast_to(weight.scale, len(values)).astype(np.float32)
+    return RowTable(tensor, values, scale, None, weight.dtype.bits, values.shape)
 
 
 def real_rows(table: RowTable, rows: slice | NDArray[np.int64] = slice(None)) -> Floats:

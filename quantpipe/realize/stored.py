@@ -160,7 +160,16 @@ class Stored(StoredConstants):
         return self.clip(context, stored, q, low, high=high)
 
     def rows(self, context: Context, table: RowTable, name: str, values: NDArray[Any]) -> ir.Value:
-        """Write a constant of a table; integers of 4 bits two to the byte, and cast to a byte each at load."""
+        """Write a constant of a table; integers of 4 bits two to the byte, and cast to a byte each at load.
+
+        The integers of a weight are written once: transposed for the table, which the runtime does at load.
+        """
+        tied = next((t.weight for t in context.topology.tables if t.tensor == table.tensor), None)
+        if tied is not None and name == f"{table.tensor}_q" and table.dtype.bits > 4:
+            stored = self.weight(context, context.plan.weights[tied])
+            if tied == table.tensor:
+                return stored
+            return context.builder.op("Transpose", stored, name=f"{table.tensor}/turned", output=name, perm=[1, 0])
         small = table.layout is TableLayout.BESIDE and values.dtype.itemsize == 1 and table.dtype.bits == 4
         if not small or is_mapped(values):
             return self.constant(context, name, values)

@@ -56,12 +56,17 @@ class TableLimits:
 
 @dataclass(frozen=True)
 class TableSite:
-    """Describe a constant table `[R, …]`, the nodes that look rows of it up, and the bits that it may have."""
+    """Describe a constant table `[R, …]`, the nodes that look rows of it up, and the bits that it may have.
+
+    `weight` is a weight with the same numbers and a scale for each row (tied embeddings), itself or transposed. The
+    table then has the integers of this weight, and is stored once.
+    """
 
     tensor: str
     nodes: tuple[str, ...]
     bits: tuple[int, ...]
     edges: tuple[str, ...] = ()
+    weight: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 import quantpipe
-from quantpipe.annotate.choices import choice_space
+from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError, HardwareError, ModelError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
@@ -82,6 +82,14 @@ def model(values: Array, *, extra: str = "", opset: int = 17) -> onnx.ModelProto
         outputs = ["z"]
     if extra == "tied":  # the scores of all rows: the table is the weight of a dense layer as well
         nodes += [node("Gemm", ["bag", "table"], ["z"], name="scores", transB=1)]
+        outputs += ["z"]
+    if extra == "turned":  # as exporters write it: a MatMul by the transposed table
+        nodes += [node("Transpose", ["table"], ["columns"], name="turn", perm=[1, 0])]
+        nodes += [node("MatMul", ["bag", "columns"], ["z"], name="scores")]
+        outputs += ["z"]
+    if extra == "copied":  # the file holds the transposed table as another constant
+        constants["columns"] = np.ascontiguousarray(values.T)
+        nodes += [node("MatMul", ["bag", "columns"], ["z"], name="scores")]
         outputs += ["z"]
     graph = helper.make_graph(
         nodes,
@@ -237,6 +245,33 @@ def test_a_table_that_is_a_weight_as_well_is_stored_for_both() -> None:
     assert made.agree(plan, "qdq").differing == 0
     held = stored(made.realize(plan, "qdq").model).values()
     assert not any(v.dtype == np.float32 and v.size == ROWS * COLUMNS for v in held)
+
+
+@pytest.mark.parametrize("extra", ["tied", "turned", "copied"])
+def test_a_table_with_the_numbers_of_a_weight_is_written_once(extra: str) -> None:
+    made = bag(LIMITS[0], extra=extra)
+    (site,) = made.topology.tables
+    assert site.weight is not None
+    plan = made.plan(8)
+    assert made.agree(plan, "qdq").differing == 0
+    held = [v for v in stored(made.realize(plan, "qdq").model).values() if v.size == ROWS * COLUMNS]
+    assert [v.dtype for v in held] == [np.int8]
+    np.testing.assert_array_equal(plan.tables["table"].scale, plan.weights[site.weight].scale)
+    choices = choice_space(made.topology, AnnotateOptions())
+    keys = [choice.key for choice in choices]
+    assert len({*keys}) == len(keys) and f"bits:{site.weight}" in keys
+    assert bits_of(made.topology, {c.key: c.options[0] for c in choices})["table"] == 8
+
+
+@pytest.mark.parametrize(
+    "limits", [replace(LIMITS[0], offset=True), LIMITS[-1], replace(LIMITS[0], bits=(4,))], ids=["offset", "fused", "4"]
+)
+def test_a_table_that_the_device_stores_otherwise_has_its_own_integers(limits: TableLimits) -> None:
+    made = bag(limits, extra="tied")
+    assert made.topology.tables[0].weight is None
+    choices = choice_space(made.topology, AnnotateOptions())
+    assert [c.key for c in choices].count("bits:table") == 1
+    assert made.agree(made.plan(8), "qdq").differing == 0
 
 
 @pytest.mark.sliced(4)
