@@ -109,3 +109,15 @@ def test_the_whole_line_on_ort_cpu_is_exact(name: str) -> None:
     found = made.agree(made.plan(8), "qdq")
     assert found.differing == 0 and found.max_lsb == 0, found
     assert sum(k.op in ("MatMul", "Gemm") for k in made.topology.kernels) == 20
+
+
+@pytest.mark.program
+def test_a_mask_that_an_array_would_compute_keeps_its_zeros() -> None:
+    """With (1 - x) in steps of 1/128 the mask hid every place by the same number, and attention was lost."""
+    import quantpipe
+
+    samples = DigitsColumnsDataset()
+    found = quantpipe.quantize(path("digits_vit_masked"), samples, "fpga_shift", effort="quick").report
+    lost = found["metrics"]["float"]["top1"] - found["metrics"]["realized"]["top1"]
+    assert lost <= 0.02 and found["agreement"]["differing"] == 0
+    assert {"/Mul", "/Unsqueeze_1"} <= {row["node"] for row in found["float_nodes"]}

@@ -20,14 +20,14 @@ SCORES = RNG.standard_normal((16, 8)).astype(np.float32)
 HALF = np.where(RNG.random((16, 8)) < 0.5, 1.0, 0.0).astype(np.float32)
 
 
-def said(net: Net, **inputs: NDArray[Any]) -> dict[str, tuple[FindingKind, str]]:
+def said(net: Net, device: str = "ort_cpu", **inputs: NDArray[Any]) -> dict[str, tuple[FindingKind, str]]:
     """Node -> what the ranges of its operands say first, and of which tensor."""
     samples = ArraySamples(inputs)
-    made = line(load(net, lambda graph: samples), "ort_cpu", samples=samples)
+    made = line(load(net, lambda graph: samples), device, samples=samples)
     given = (made.graph, made.spec, made.schema, AnnotateOptions())
     variants = Topologies(*given, floatable=Topologies(*given).may_float)
     profile = measure(made.graph, variants.measured, samples, 1024)
-    found = findings_of(made.graph, variants.base, profile, frozenset(variants.may_float))
+    found = findings_of(made.graph, variants.base, profile, frozenset((*variants.may_float, *variants.may_host)))
     return {finding.node: (finding.kind, finding.tensor) for finding in reversed(found)}
 
 
@@ -48,6 +48,25 @@ def masked(low: float, op: str = "Add") -> Net:
 @pytest.mark.parametrize("low", [-3.4e38, -1e9, -1e5, -1e4, -1e3])
 def test_a_mask_is_found_by_what_it_is_added_to(low: float) -> None:
     assert said(masked(low), x=SCORES, keep=HALF)["apply"] == (FindingKind.MASK, "mask_out")
+
+
+@pytest.mark.parametrize("low", [-3.4e38, -1e4])
+def test_what_computes_a_mask_is_found_with_it(low: float) -> None:
+    """It must be exactly 0 where it hides nothing: an x stored as 0.992 makes (1 - x) · -3.4e38 hide everything."""
+    found = said(masked(low), "fpga_shift", x=SCORES, keep=HALF)
+    assert {node for node, (kind, _) in found.items() if kind is FindingKind.MASK} >= {"away", "mask", "apply"}
+    assert {"scores", "scaled", "last"}.isdisjoint(found)
+
+
+def test_a_mask_that_weights_compute_stays_with_its_layers() -> None:
+    """Its layers would all run in float."""
+    net = Net()
+    x, keep = net.input(None, 8), net.input(None, 8, name="keep")
+    away = net.node("Mul", net.dense(keep, 8, 8, name="learned"), net.constant(np.float32(-1e9)), name="away")
+    scores = net.dense(x, 8, 8, name="scores")
+    net.output(net.dense(net.node("Add", scores, net.node("Relu", away), name="apply"), 8, 4))
+    found = said(net, "fpga_shift", x=SCORES, keep=HALF)
+    assert found["apply"][0] is FindingKind.MASK and "away" not in found
 
 
 def test_a_bias_of_the_usual_size_is_no_mask() -> None:

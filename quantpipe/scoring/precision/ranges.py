@@ -9,7 +9,7 @@ range is not valid for other samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,6 +75,7 @@ def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Colle
             found += _mask(graph, node, kernel, profile.tensors)
         if node.op in JOINING:
             found += _apart(node, kernel, profile.tensors)
+    found += _makers(graph, topology, nodes, [f for f in found if f.kind is FindingKind.MASK])
     named = {finding.tensor for finding in found}
     readers = {k.operands[0].tensor: k.node for k in reversed(topology.kernels) if k.weight is not None}
     for tensor, node_name in reversed(readers.items()):
@@ -115,18 +116,21 @@ def _never_varied(stats: TensorStats) -> bool:
 
 def depends_on_values(graph: Graph, tensor: str) -> bool:
     """Return whether a tensor depends on the values of an input of the model, and not on shapes alone."""
+    read = (t for node in upstream_of(graph, tensor) for t in (*node.inputs, *node.captured))
+    return any(name in graph.input_names for name in (tensor, *read))
+
+
+def upstream_of(graph: Graph, tensor: str) -> Iterator[Node]:
+    """Yield the nodes on whose values a tensor depends, the nearest first; shapes alone are no values."""
     waiting, seen = [tensor], {tensor}
     while waiting:
-        name = waiting.pop()
-        if name in graph.input_names:
-            return True
-        producer = graph.producers.get(name)
+        producer = graph.producers.get(waiting.pop(0))
         if producer is None or producer.op in OF_SHAPES:
             continue
-        new = {t for t in (*producer.inputs, *producer.captured) if t} - seen
-        seen |= new
+        yield producer
+        new = dict.fromkeys(t for t in (*producer.inputs, *producer.captured) if t and t not in seen)
+        seen.update(new)
         waiting += new
-    return False
 
 
 def readers_of(graph: Graph, nodes: Collection[str]) -> frozenset[str]:
@@ -157,6 +161,25 @@ def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorSt
         return []
     note = f"{mask} masks with values up to {known[mask]:.3g}; {least} (up to {values[least]:.3g}) is lost next to them"
     return [RangeFinding(FindingKind.MASK, node.name, mask, note)]
+
+
+def _makers(
+    graph: Graph, topology: Topology, nodes: Collection[str], masks: Sequence[RangeFinding]
+) -> list[RangeFinding]:
+    """Find the nodes that compute a mask from inputs, without weights.
+
+    A mask is often (1 - x) · -3.4e38. Where x = 1 is stored as 0.992, it hides everything.
+    """
+    found: dict[str, RangeFinding] = {}
+    for mask in masks:
+        names = [node.name for node in upstream_of(graph, mask.tensor)]
+        kernels = [topology.kernel_of[name] for name in names if name in topology.kernel_of]
+        if any(kernel.weight is not None for kernel in kernels):
+            continue
+        note = f"it computes {mask.tensor}, a mask whose zeros must be exact"
+        made = (k.node for k in kernels if k.node in nodes)
+        found |= {name: RangeFinding(FindingKind.MASK, name, mask.tensor, note) for name in made if name not in found}
+    return [finding for name, finding in found.items() if name not in {mask.node for mask in masks}]
 
 
 def _is_sentinel(graph: Graph, node: Node, mask: str, stats: Mapping[str, TensorStats]) -> bool:
