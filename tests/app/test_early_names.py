@@ -115,12 +115,31 @@ def test_a_model_of_another_format_is_named_with_the_command_that_exports_it(suf
         (b"\x89HDF\r\n\x1a\n", "a Keras model"),
         (b"PK\x03\x04archive/data.pkl", "a PyTorch file"),
         (b"PK\x03\x04other", "a zip archive"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", "a web page"),
+        (b"", "empty"),
+        (b"a letter to a friend", "not a readable ONNX model (its byte 9 begins no field of a protobuf)"),
+        (b"\x08\x08\x3a\x64abc", "the file ends 97 bytes early: its graph has 100 bytes"),
+        (b"\x08\x08\x3a", "the file ends inside of a field"),
     ],
 )
 def test_the_content_decides_where_the_suffix_does_not(content: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     assert what in str(foreign_format(path))
+
+
+def test_a_cut_model_is_named_wherever_it_is_cut(tmp_path: Path) -> None:
+    """Nothing is loaded for it; whole models, and text that onnx.load reads by its suffix, are left to the reader."""
+    whole = (ROOT / "quantpipe" / "assets" / "digits.onnx").read_bytes()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(whole)
+    assert foreign_format(path) is None
+    for share in (0.1, 0.5, 0.9, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        assert "the file ends" in str(missing_file([f"model.path={path}"], tmp_path))
+    (tmp_path / "m.onnxtxt").write_text("<ir_version: 8>")
+    assert foreign_format(tmp_path / "m.onnxtxt") is None
 
 
 def test_a_tflite_file_is_read_under_any_suffix(tmp_path: Path) -> None:
@@ -139,4 +158,4 @@ def test_folders_are_named_as_what_they_are(tmp_path: Path) -> None:
     assert "Hugging Face" in str(foreign_format(tmp_path))
     (tmp_path / "saved_model.pb").write_bytes(b"")
     assert "SavedModel" in str(foreign_format(tmp_path))
-    assert foreign_format(tmp_path / "net.onnx") is None
+    assert "empty" in str(foreign_format(tmp_path / "net.onnx"))

@@ -186,7 +186,7 @@ def test_bad_files_are_refused_in_one_paragraph(tmp_path: Path) -> None:
     assert "this is a folder; give the .onnx file" in refused(tmp_path)
     empty, text, cut = (tmp_path / n for n in ("empty.onnx", "text.onnx", "cut.onnx"))
     empty.write_bytes(b"")
-    assert "the file holds no graph" in refused(empty) or "not a readable ONNX model" in refused(empty)
+    assert "this file is empty" in refused(empty)
     text.write_text("This is no model at all, but a letter to a friend.\n" * 9)
     assert "this is not a readable ONNX model" in refused(text)
     net = Net()
