@@ -228,8 +228,9 @@ def _over_devices(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -
 
 def _paired(best: Found, others: Sequence[Found], labels: Mapping[int, str]) -> list[PairedRow]:
     rows = [row for run in others if (row := _pair(best, run, labels[id(run)])) is not None]
-    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["p_holm"] = adjusted
+    for of, to in (("p", "p_holm"), ("loss_p", "loss_p")):
+        for row, adjusted in zip(rows, holm([row[of] for row in rows]), strict=True):  # type: ignore[literal-required]
+            row[to] = adjusted  # type: ignore[literal-required]
     return rows
 
 
@@ -237,16 +238,16 @@ def _pair(best: Found, run: Found, label: str) -> PairedRow | None:
     one, other = best.samples, run.samples
     if "loss" not in one or "loss" not in other or len(one["loss"]) != len(other["loss"]):
         return None
-    size = len(one["loss"])
+    size, losses = len(one["loss"]), (other["loss"] - one["loss"]).astype(np.float64)
+    loss_p = signed_rank(losses)
     if all("label" in part and "found_class" in part for part in (one, other)):
         right = [part["found_class"] == part["label"] for part in (one, other)]
         only_best, only_this, p = mcnemar(*right)
         mean, low, high = mean_interval(right[1].astype(np.float64) - right[0])
         counts: tuple[int | None, int | None] = (only_best, only_this)
     else:
-        differences = (other["loss"] - one["loss"]).astype(np.float64)
-        p, counts = signed_rank(differences), (None, None)
-        mean, low, high = mean_interval(differences)
+        p, counts = loss_p, (None, None)
+        mean, low, high = mean_interval(losses)
     return {
         "label": label,
         "test": "Wilcoxon" if counts[0] is None else "McNemar",
@@ -258,6 +259,8 @@ def _pair(best: Found, run: Found, label: str) -> PairedRow | None:
         "high": high,
         "p": p,
         "p_holm": p,
+        "loss_difference": float(np.mean(losses)),
+        "loss_p": loss_p,
     }
 
 

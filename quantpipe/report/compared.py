@@ -16,7 +16,7 @@ from quantpipe.metrics.paired import CHANCE
 from quantpipe.report import text
 from quantpipe.report.figures import course
 from quantpipe.report.note import escaped
-from quantpipe.types import ComparedRun, CompareReport, PairedRow
+from quantpipe.types import ComparedRun, CompareReport
 
 SHOWN_TENSORS = 2000
 """Rows of tensors on the page; compare.json has all."""
@@ -44,7 +44,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 def compared(report: Mapping[str, Any]) -> Group:
     """Return the tables for the terminal; `report` is a `CompareReport`."""
-    shown = _shown(report)
+    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
+    shown = ("top1" if labelled else "kl", "realized_bytes", "mean_weight_bits", "latency_ms")
     table = Table(title="Comparison", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("what differs", overflow="fold")
@@ -52,7 +53,7 @@ def compared(report: Mapping[str, Any]) -> Group:
         table.add_column(HEADS[key], justify="right", no_wrap=True)
     table.add_column("vs best", justify="right", no_wrap=True)
     table.add_column("p", justify="right", no_wrap=True)
-    paired = {row["label"]: row for row in report["paired"]}
+    paired = deciding(report)
     for run in report["runs"]:
         best = run["label"] == report["best"]
         cells = [FIGURES[key][1](run["figures"].get(key)) for key in shown]
@@ -64,11 +65,13 @@ def compared(report: Mapping[str, Any]) -> Group:
     return Group(table, *(Text(line, style="dim") for line in _below(report)))
 
 
-def _shown(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the figures of the short tables: accuracy, the loss where it decides, and the prices."""
-    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
-    value = ("top1",) if labelled and "loss" not in (report["by"] or "") else ("top1", "kl") if labelled else ("kl",)
-    return (*value, "realized_bytes", "mean_weight_bits", "latency_ms")
+def deciding(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the compared pairs by label, by what decides between the runs: where the loss does, by the loss alone."""
+    rows: list[Mapping[str, Any]] = report["paired"]
+    if "loss" in (report["by"] or ""):
+        of_loss = {"test": "Wilcoxon", "only_best": None, "only_this": None}
+        rows = [{**row, **of_loss, "difference": row["loss_difference"], "p_holm": row["loss_p"]} for row in rows]
+    return {row["label"]: row for row in rows}
 
 
 def _crown(report: Mapping[str, Any]) -> str:
@@ -114,10 +117,10 @@ def _below(report: Mapping[str, Any]) -> list[str]:
     lines += [f"{run['label']}: {run['problem']}" for run in report["runs"] if run["problem"]]
     if any(run["meets"] is False for run in report["runs"]):
         lines.append(f"{MISSES} misses its objective")
-    if report["paired"]:
-        unit = "mean loss" if report["paired"][0]["only_best"] is None else "points of accuracy"
+    if paired := list(deciding(report).values()):
+        unit = "mean loss" if paired[0]["only_best"] is None else "points of accuracy"
         lines.append(f"vs best: {unit}")
-        samples = f"on the same {report['paired'][0]['samples']} samples, adjusted (Holm)"
+        samples = f"on the same {paired[0]['samples']} samples, adjusted (Holm)"
         lines.append(f"p: {tests_of(report)} {samples}; {CHANCE:g} and more may be chance")
     differing, same = len(report["strategy"]), report["same_tensors"]
     if differing:
@@ -128,7 +131,7 @@ def _below(report: Mapping[str, Any]) -> list[str]:
 def tests_of(report: Mapping[str, Any]) -> str:
     """Return the names of the tests that gave the p values."""
     names = {"McNemar": "McNemar's exact test", "Wilcoxon": "Wilcoxon's signed-rank test"}
-    return " and ".join(dict.fromkeys(names[row["test"]] for row in report["paired"]))
+    return " and ".join(dict.fromkeys(names[row["test"]] for row in deciding(report).values()))
 
 
 def compare_page(report: CompareReport) -> str:
@@ -143,11 +146,17 @@ def compare_page(report: CompareReport) -> str:
         for key, (name, shown) in FIGURES.items()
         if any(run["figures"].get(key) is not None for run in runs)
     ]
-    paired: dict[str, PairedRow] = {row["label"]: row for row in report["paired"]}
+    paired = deciding(report)
+    shown = (
+        "top1" if any(run["interval"] for run in runs) else "kl",
+        "realized_bytes",
+        "mean_weight_bits",
+        "latency_ms",
+    )
     return _template().render(
         report=report,
-        main=[(HEADS[key], {run["label"]: FIGURES[key][1](run["figures"].get(key)) for run in runs}) for key in _shown(report)],
-        pointed=not report["paired"] or report["paired"][0]["only_best"] is not None,
+        main=[(HEADS[key], {run["label"]: FIGURES[key][1](run["figures"].get(key)) for run in runs}) for key in shown],
+        pointed=not paired or next(iter(paired.values()))["only_best"] is not None,
         rows=rows,
         crown=_crown(report),
         paired=paired,
@@ -173,19 +182,19 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"interval": text.interval, "difference": _short, "number": text.number}
+    environment.filters |= {"interval": text.interval, "difference": _short, "p": _p, "number": text.number}
     return environment.get_template("compare.html.j2")
 
 
 def compare_note(report: CompareReport) -> str:
     """Return the comparison in a few lines of Markdown: what MLflow shows as the description of a sweep."""
-    shown = _shown(report)[:-1]
-    heads = " | ".join(HEADS[key] for key in shown)
-    lines = [f"| | what differs | {heads} | vs best |", "|---|---|" + "---|" * len(shown) + "---|"]
-    paired = {row["label"]: row for row in report["paired"]}
+    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
+    key, head = ("top1", "accuracy") if labelled else ("kl", "KL")
+    lines = [f"| | what differs | {head} | size | bits of weights | vs best |", "|---|---|---|---|---|---|"]
+    paired = deciding(report)
     for run in report["runs"]:
         best = run["label"] == report["best"]
-        cells = [FIGURES[name][1](run["figures"].get(name)) for name in shown]
+        cells = [FIGURES[name][1](run["figures"].get(name)) for name in (key, "realized_bytes", "mean_weight_bits")]
         said = run["problem"] or (f"**{_crown(report)}**" if best else beside(paired.get(run["label"])))
         said = escaped(said) if run["problem"] else said
         lines.append("| " + " | ".join([run["label"], escaped(run["name"]), *cells, said]) + " |")

@@ -52,6 +52,9 @@ class PairedRow(TypedDict):
     # `p`, `p_holm`: `p_holm` is adjusted for the number of comparisons
     p: float
     p_holm: float
+    # `loss_difference`, `loss_p`: of the mean loss, by Wilcoxon's test (adjusted), where the loss decides
+    loss_difference: float
+    loss_p: float
 
 
 class CompareReport(TypedDict):

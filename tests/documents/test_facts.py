@@ -1,4 +1,4 @@
-"""Numbers in sentences of documents are those of the code, the configuration, committed results and runs (facts.yaml)."""
+"""Numbers in sentences of documents are those of code, configuration, committed results and runs (facts.yaml)."""
 
 from __future__ import annotations
 
@@ -52,10 +52,12 @@ def value(source: dict[str, Any]) -> str:
 
 
 def value_of(result: Result, source: dict[str, Any]) -> str:
-    """What a run has to say: a number of a row of its table, or the SQNR of a layer."""
+    """What a run has to say: a number of a row of its table, the SQNR of a layer, or what a pattern finds."""
     if "layer" in source:
         (layer,) = [layer for layer in result.report["layers"] if layer["tensor"] == source["layer"]]
         return f"{layer['sqnr_db']:.1f}"
+    if "output" in source:
+        return re.findall(source["output"], result.out)[0]
     (row,) = [line for line in result.out.splitlines() if line.startswith(f"│ {source['row']} ")]
     return re.findall(NUMBER, row.replace(source["row"], "").replace("%", ""))[source["number"]]
 
@@ -95,8 +97,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[[t
 
     def run(arguments: tuple[str, ...]) -> Result:
         if arguments not in results:
-            program = Program(tmp_path_factory.mktemp("facts"), zygote, {})
-            results[arguments] = program.run(*arguments, NO_TRACKING, "evaluate.latency_runs=5")
+            folder = tmp_path_factory.mktemp("facts")
+            given = [*arguments, NO_TRACKING, "evaluate.latency_runs=5", f"hydra.run.dir={folder / 'run'}"]
+            results[arguments] = Program(folder, zygote, {}).bare(*given, folder=folder / "run")
             assert results[arguments].code == 0, results[arguments].err
         return results[arguments]
 

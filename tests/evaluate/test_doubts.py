@@ -164,7 +164,7 @@ def test_what_is_little_better_than_guessing_is_noticed() -> None:
 
 
 def test_little_better_than_guessing_on_inputs_far_outside_is_called_wrong() -> None:
-    """The doubt calls all later results meaningless, so the run stops: a model may still make something of its inputs."""
+    """The doubt calls all later results meaningless, so the run stops; the model makes something of such inputs."""
     path = DIGITS.with_name("digits_vit.onnx")
     samples = DigitsDataset(preprocess={"scale": "1/16", "mean": 40}).splits(IMAGE, 10, 0).search
     graph = graph_of(path, samples)
