@@ -84,8 +84,8 @@ class Forms:
 
     def ship(self, context: RunContext, plan: QuantPlan) -> str:
         """Return SHIP.md."""
-        files = (MODEL,) if self.genai is None else (MODEL, CONFIG)
-        rows = [Shipped(self.backend, files, carried(self.first.model), caches=stored_ports(self.first.model))]
+        named = (MODEL,) if self.genai is None else (MODEL, CONFIG)
+        rows = [Shipped(self.backend, named, carried(self.first.model), caches=stored_ports(self.first.model))]
         for form in self.beside:
             options = carried(form.rendered.model) if form.rendered is not None else {}
             caches = stored_ports(form.rendered.model) if form.rendered is not None else ()

@@ -28,7 +28,7 @@ HEADS = ("num_heads", "q_num_heads")
 
 
 def read_config(model: Path) -> dict[str, Any] | None:
-    """Return the user's configuration of a model file; None where there is none, or it is about another file.
+    """Return the user's configuration of a model file; None if it does not exist, or is about another file.
 
     Raises ModelError for a file that is no configuration.
     """
