@@ -59,14 +59,12 @@ def route(
     missing = [i for i in needed if i.name not in fields]
     if missing:
         names = ", ".join(fields) or "nothing"
-        fixed = next(
-            (f" 'model.fixed={{{i.name}: true}}' gives a value for all samples." for i in missing if i.dtype == "bool"),
-            "",
-        )
+        value = "true" if missing[0].dtype == "bool" else "0"
         raise DataError(
             f"there is no data for model input {_ports(missing)}{nearest(missing[0].name, fields)}; the samples hold "
             f"{names}. Give the data the names of the inputs, or map them (npz: dataset.keys.inputs, table: "
-            f"dataset.inputs).{fixed}",
+            "dataset.inputs). An input that is equal for all samples is a constant: "
+            f"model.fixed={{{missing[0].name}: {value}}}.",
             stage="data",
             where=source.where,
         )
@@ -126,7 +124,8 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
     if len(whole) == len(found) and all(w in (None, n) for w, n in zip(whole, found, strict=True)):
         return (
             "The first axis of an input is the sample axis. If this input takes an output of the sample before, leave "
-            f"it out of the data and name that output: dataset.state={{OUTPUT: {feed.port.name}}}."
+            f"it out of the data and name that output: dataset.state={{OUTPUT: {feed.port.name}}}. If it is equal for "
+            f"all samples, leave it out, too, and make a constant of it: model.fixed={{{feed.port.name}: 0}}."
         )
     if len(wanted) == len(found) == 3:
         if fits((found[2], found[0], found[1])):

@@ -131,6 +131,20 @@ _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
         r"Unexpected input data type\. Actual: \((?P<got>\S+)\) ?, expected: \((?P<expected>\S+)\)",
         "an input of the sample has the type {got} instead of {expected}",
     ),
+    (
+        r"No corresponding Numpy type for Tensor Type\. (?P<type>\w+)",
+        "an output has the type {type}, of which NumPy has no arrays; a Cast before the output gives a legal one (float32, "
+        "float16, float64, bool, integers of 8 to 64 bits)",
+    ),
+    (
+        r"Numpy_type \d+ can't be converted",
+        "an input has a type for which onnxruntime takes no NumPy arrays; a Cast after the input lets it be a legal one "
+        "(float32, float16, float64, bool, integers of 8 to 64 bits)",
+    ),
+    (
+        r"input with name: '?(?P<input>[^']+?)'? expected to be of type: \d+ but received a tensor",
+        "the input {input} is a sequence, a map or optional; legal are tensors",
+    ),
     (r"Required inputs \((?P<inputs>[^)]*)\) are missing", "the sample lacks the inputs {inputs}"),
     (
         r"Invalid (?:[Ff]eed )?[Ii]nput [Nn]ame: ?(?P<input>\S+)",

@@ -99,6 +99,23 @@ def test_a_kind_without_a_sentence_points_to_the_log() -> None:
     assert "main.log has its own text" in runtime_reason(ValueError("[ONNXRuntimeError] : 77 : NEVER SEEN"))
 
 
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ("No corresponding Numpy type for Tensor Type. Float8E5M2", "an output has the type Float8E5M2"),
+        ("Numpy_type 272 can't be converted to MLDataType.", "an input has a type for which onnxruntime takes no"),
+        (
+            "INVALID_ARGUMENT : input with name: 'x' expected to be of type: 3 but received a tensor",
+            "the input x is a seq",
+        ),
+        ("Unsupported model IR version: 99, max supported IR version: 14", "has IR version 99"),
+        ("Error: the graph is not acyclic.", "its nodes form a circle"),
+    ],
+)
+def test_texts_of_other_values_and_files(raw: str, said: str) -> None:
+    assert said in runtime_reason(RuntimeError(raw))
+
+
 def test_a_missing_kernel_is_found_in_the_causes() -> None:
     outer = ModelError("onnxruntime cannot load it", stage="run")
     outer.__cause__ = ValueError("NOT_IMPLEMENTED : Could not find an implementation for Celu(12)")
