@@ -77,6 +77,8 @@ def _described(table: Iterable[tuple[str, str | Callable[[Words], str]]], raw: s
 
 _ROOM = (r"[Ff]ailed to allocate memory|bad_?alloc", "a tensor needs more memory than there is")
 
+_OF_ARRAYS = "float32, float16, float64, bool, and integers of 8 to 64 bits"
+
 _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
     (
         r"Could not find an implementation for (?P<op>[\w.:]+)\((?P<version>-?\d+)\) node with name '(?P<node>[^']*)'",
@@ -133,13 +135,11 @@ _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
     ),
     (
         r"No corresponding Numpy type for Tensor Type\. (?P<type>\w+)",
-        "an output has the type {type}, of which NumPy has no arrays; a Cast before the output gives a legal one (float32, "
-        "float16, float64, bool, integers of 8 to 64 bits)",
+        f"an output has the type {{type}}, of which NumPy has no arrays; legal behind a Cast are {_OF_ARRAYS}",
     ),
     (
         r"Numpy_type \d+ can't be converted",
-        "an input has a type for which onnxruntime takes no NumPy arrays; a Cast after the input lets it be a legal one "
-        "(float32, float16, float64, bool, integers of 8 to 64 bits)",
+        f"an input has a type of which onnxruntime takes no NumPy arrays; legal in front of a Cast are {_OF_ARRAYS}",
     ),
     (
         r"input with name: '?(?P<input>[^']+?)'? expected to be of type: \d+ but received a tensor",

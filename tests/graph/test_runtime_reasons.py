@@ -106,7 +106,7 @@ def test_a_kind_without_a_sentence_points_to_the_log() -> None:
         ("Numpy_type 272 can't be converted to MLDataType.", "an input has a type for which onnxruntime takes no"),
         (
             "INVALID_ARGUMENT : input with name: 'x' expected to be of type: 3 but received a tensor",
-            "the input x is a seq",
+            "input x is a seq",
         ),
         ("Unsupported model IR version: 99, max supported IR version: 14", "has IR version 99"),
         ("Error: the graph is not acyclic.", "its nodes form a circle"),
