@@ -103,7 +103,7 @@ def test_a_kind_without_a_sentence_points_to_the_log() -> None:
     ("raw", "said"),
     [
         ("No corresponding Numpy type for Tensor Type. Float8E5M2", "an output has the type Float8E5M2"),
-        ("Numpy_type 272 can't be converted to MLDataType.", "an input has a type for which onnxruntime takes no"),
+        ("Numpy_type 272 can't be converted to MLDataType.", "an input has a type of which onnxruntime takes no"),
         (
             "INVALID_ARGUMENT : input with name: 'x' expected to be of type: 3 but received a tensor",
             "input x is a seq",
