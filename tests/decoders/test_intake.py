@@ -157,7 +157,7 @@ def test_a_mask_that_contradicts_the_cache_ends_a_run(columns: int, tmp_path: Pa
 
 
 def test_a_mask_that_contradicts_the_cache_of_a_later_sample_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"sample \d+ cannot be run.*'attention_mask' \[\d+, 4\].*a mask with a column"):
+    with pytest.raises(DataError, match=r"sample \d+ cannot be run.*'attention_mask' \[\d+, 4\].*mask has a column"):
         run(nets.runtime(), "npu_w8a16", tmp_path)
 
 
