@@ -64,7 +64,7 @@ def route(
             f"there is no data for model input {_ports(missing)}{nearest(missing[0].name, fields)}; the samples hold "
             f"{names}. Give the data the names of the inputs, or map them (npz: dataset.keys.inputs, table: "
             "dataset.inputs). An input that is equal for all samples is a constant: "
-            f"model.fixed={{{missing[0].name}: {value}}}.",
+            f"'model.fixed={{{missing[0].name}: {value}}}'.",
             stage="data",
             where=source.where,
         )
