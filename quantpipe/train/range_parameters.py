@@ -84,7 +84,7 @@ def storable(scale: Tensor, power_of_two: PowerOfTwo) -> Tensor:
 def storage_middle(power_of_two: PowerOfTwo) -> float:
     """Return the factor on a stored power of two at which it is farthest from being stored as another one.
 
-    Rounded up, 2^k stands for (2^(k-1), 2^k], so that a learned scale that starts at 2^k would double at once.
+    Rounding up gives 2^k for (2^(k-1), 2^k], so that a learned scale that starts at 2^k would double at once.
     """
     return 1.0 if power_of_two in (PowerOfTwo.NONE, PowerOfTwo.NEAREST) else 0.5**0.5
 
