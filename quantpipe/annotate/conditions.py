@@ -16,6 +16,7 @@ from typing import Any
 from quantpipe.annotate.cache_sites import on_paths
 from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind, constraints_of, read_constraints
 from quantpipe.annotate.conversions import fewest_conversions, may_move
+from quantpipe.annotate.guards import GUARD, is_guard
 from quantpipe.annotate.real_sums import may_be_real, real_sums
 from quantpipe.annotate.tail import ALWAYS, AUTO, NEVER, tail_of
 from quantpipe.errors import ConfigError, nearest
@@ -173,6 +174,11 @@ def decide(
     either: dict[str, OpSignature] = {}
     sums: list[str] = []
     cached = on_paths(graph, spec)
+
+    def stays(node: Node) -> bool:
+        rule = None if node.name in kept or _own_reason(node, graph) is not None else rule_of(node)
+        return rule is None or choose_signature(spec, node, graph, rule, treatment=None)[0] is None
+
     for node in graph.nodes:
         reason = kept.get(node.name) or _own_reason(node, graph)
         signature = None
@@ -205,6 +211,8 @@ def decide(
             if alone:
                 signature = None
                 reason = Reason(ReasonKind.AROUND, "all its producers are in float, and so can it be")
+            if signature is not None and not given and is_guard(node, graph, stays):
+                signature, reason = None, Reason(ReasonKind.KEPT, GUARD)
         if signature is None:
             found.reasons[node.name] = reason
         else:

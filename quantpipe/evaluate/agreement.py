@@ -88,7 +88,7 @@ class Agreement:
     `tensors` and `elements` compared (`real_elements` of them are floats). `differing`: elements that rounding does not
     explain. `behind_float`, made by float nodes, and `real_inexact`, made by kernels, differ within the bound of
     float32's rounding. `max_lsb`: the maximum difference in integer steps. `first_tensor`: the first that differs, in
-    graph order.
+    graph order. `undefined`: the first in which the simulated model has NaN and the realized one a number.
     """
 
     tensors: int
@@ -101,6 +101,7 @@ class Agreement:
     real_elements: int = 0
     real_inexact: int = 0
     sessions: tuple[SessionAgreement, ...] = field(default=())
+    undefined: str | None = None
 
     def as_dict(self) -> AgreementPart:
         """Return the figures as plain data, for the report."""
@@ -306,6 +307,7 @@ def _summary(what: Watched, sides: Collection[RealizedModel]) -> Agreement:
         real_elements=whole.real_elements,
         real_inexact=max(whole.inexact, plain.inexact),
         sessions=tuple(_line(side) for side in sides),
+        undefined=whole.undefined or plain.undefined,
     )
 
 

@@ -15,13 +15,14 @@ class Counter:
 
     `elements` compared, `real_elements` of them floats; `differing`; `behind`: made by float nodes and explained by
     their rounding. `inexact`: made by kernels and explained by the order of a sum. `first`: the first tensor that
-    differs.
+    differs. `undefined`: the first tensor with NaN where a number is found, which no rounding explains.
     """
 
     def __init__(self) -> None:
         self.elements = self.real_elements = self.differing = self.behind = self.inexact = 0
         self.max_lsb = 0.0
         self.first: str | None = None
+        self.undefined: str | None = None
 
     def integers(self, tensor: str, expected: Array, found: Array, excused: bool | Callable[[], Array] = False) -> None:
         """Compare integers, given in float types that hold them.
@@ -35,7 +36,7 @@ class Counter:
         if expected.shape == found.shape:
             self.max_lsb = max(self.max_lsb, float(np.max(np.abs(expected - found.astype(np.float64)))))
         allowed = excused() if callable(excused) else np.asarray(excused)
-        self._take(tensor, different, allowed, by_float=True)
+        self._take(tensor, different, allowed & self._defined(tensor, expected, found), by_float=True)
 
     def reals(
         self,
@@ -60,7 +61,16 @@ class Counter:
         if callable(excused) and expected.shape == found.shape and expected.dtype.kind == "f":
             with np.errstate(invalid="ignore"):
                 allowed = np.abs(expected.astype(np.float64) - found.astype(np.float64)) <= excused()
-        self._take(tensor, different, allowed, by_float)
+        self._take(tensor, different, allowed & self._defined(tensor, expected, found), by_float)
+
+    def _defined(self, tensor: str, expected: Array, found: Array) -> NDArray[np.bool_]:
+        """Return where no number is found in the place of a NaN."""
+        if expected.dtype.kind != "f" or expected.shape != found.shape:
+            return np.asarray(True)
+        lost = np.isnan(expected) & ~(np.isnan(found) if found.dtype.kind == "f" else False)
+        if self.undefined is None and lost.any():
+            self.undefined = tensor
+        return np.asarray(~lost)
 
     def _take(self, tensor: str, different: Array, allowed: Array, by_float: bool) -> None:
         wrong = int(np.count_nonzero(different & ~allowed))

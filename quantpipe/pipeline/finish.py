@@ -357,10 +357,21 @@ def _agreed(context: RunContext, report: RunReport) -> RunReport:
             f"the realized model does not hold the searched integers: {differing} of "
             f"{report['agreement']['elements']} elements differ, first in the tensor "
             f"{report['agreement']['first_tensor']}; the report and the models are in {context.settings.folder}. "
-            "verify=warn turns this into a warning",
+            f"{_undefined(report['agreement'].get('undefined'))}verify=warn turns this into a warning",
             stage="evaluate",
         )
     return report
+
+
+def _undefined(tensor: str | None) -> str:
+    """Return why integers differ where the simulated model has NaN, with the remedy; empty where it has none."""
+    if tensor is None:
+        return ""
+    return (
+        f"The searched model has NaN in the tensor {tensor}, which no integer holds: a float node is infinite at "
+        "integers that it reads, such as a logarithm or a division at 0. Keep the nodes before it in float "
+        "(annotate.float_nodes), or bound its input away from 0. "
+    )
 
 
 def _measured(report: RunReport) -> Measured:

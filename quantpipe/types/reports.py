@@ -130,6 +130,8 @@ class AgreementPart(TypedDict):
     first_tensor: str | None
     # row per kind of session
     sessions: list[SessionRow]
+    # first tensor in which the simulated model has NaN and the realized one a number, or null
+    undefined: NotRequired[str | None]
 
 
 class DataPart(TypedDict):
