@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -76,7 +77,8 @@ SAMPLES = 192
 class Cell:
     """One measured cell.
 
-    `problem`: the error's paragraph, where the run ended with one. `load`: the machine's load average before the run.
+    `problem`: the error's paragraph, where the run ended with one. `load`: the machine's load average before the
+    run.
     """
 
     model: str
@@ -93,6 +95,7 @@ class Cell:
     differing: int | None = None
     problem: str | None = None
     load: float = 0.0
+    processor: str = ""
 
 
 def command(model: str, device: str) -> str:
@@ -138,7 +141,7 @@ def measured(model: str, device: str, folder: Path, made: str) -> Cell:
     report_file = run / "evaluate" / "report.json"
     if not report_file.is_file():
         last = (done.stderr.strip().splitlines() or ["no report"])[-1]
-        return Cell(model, device, line, made, seconds, problem=last[:200], load=load)
+        return Cell(model, device, line, made, seconds, problem=last[:200], load=load, processor=processor())
     report: dict[str, Any] = json.loads(report_file.read_text(encoding="utf-8"))
     metrics = report["metrics"]
     return Cell(
@@ -146,7 +149,7 @@ def measured(model: str, device: str, folder: Path, made: str) -> Cell:
         float_top1=metrics["float"].get("top1"), top1=metrics["realized"].get("top1"),
         sqnr_db=metrics["realized"].get("sqnr_db"), bytes=report["model"]["realized_bytes"],
         float_nodes=report["model"]["float_nodes"], integer_nodes=report["model"]["integer_nodes"],
-        differing=report["agreement"]["differing"], load=load,
+        differing=report["agreement"]["differing"], load=load, processor=processor(),
     )  # fmt: skip
 
 
@@ -176,10 +179,12 @@ def markdown(cells: dict[tuple[str, str], Cell], made: str) -> str:
     older = sum(cell.sources != made for cell in done)
     loads = [cell.load for cell in done] or [0.0]
     low, high = min(loads), max(loads)
+    counts = Counter(cell.processor for cell in done)
+    machines = " and ".join(f"{name} (cells: {count})" for name, count in counts.items())
     lines = [
         "# Gallery",
         "",
-        f"Results of the default command line on {processor()}. {len(done)} of {len(MODELS) * len(DEVICES)} cells are "
+        f"Results of the default command line on {machines}. {len(done)} of {len(MODELS) * len(DEVICES)} cells are "
         f"measured; empty cells are not.{f' {older} cells are of earlier sources.' if older else ''} "
         "A cell has top-1 accuracy of the written file (without labels the SQNR to float), the size of the file, the "
         "nodes that stay in float, and the seconds of the whole run.",
