@@ -25,6 +25,7 @@ from quantpipe.check.lint import Findings
 from quantpipe.explain.explain import explain as explain_run
 from quantpipe.explain.explain import explain_strategy as explain_decided
 from quantpipe.explain.explain_file import explain_file as explain_foreign
+from quantpipe.extend import Extension
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.report import explained, fit_tables, lint_table
 from quantpipe.verify import Verdict, verify_folder
@@ -70,6 +71,7 @@ def check(
     annotate: Mapping[str, Any] | None = None,
     shapes: Shapes | None = None,
     fixed: Mapping[str, Any] | None = None,
+    plugins: Sequence[str | Extension] | None = None,
 ) -> CheckResult:
     """Report how a device would run a model, before any sample is needed.
 
@@ -80,6 +82,7 @@ def check(
         annotate: What runs in integers, a mapping of the keys of `annotate`.
         shapes: Shapes of inputs with free axes, batch axis included, by name: `{"input": [1, 3, 224, 224]}`.
         fixed: Values of inputs that are always the same, by name.
+        plugins: Packages or extensions with ops and patterns of the device, as for `quantize`.
 
     Returns:
         The verdict (`fits`, `falls_back`, `cannot_run`), every rejected node with its reason, the share of the
@@ -97,7 +100,7 @@ def check(
         ('fits', True)
     """
     workspace = Workspace(None)
-    options = {"schema": schema, "annotate": annotate, "fixed": fixed, "check": {"shapes": shapes}}
+    options = {"schema": schema, "annotate": annotate, "fixed": fixed, "plugins": plugins, "check": {"shapes": shapes}}
     path = model_file(model, workspace.path)
     fit = fit_of(settings_for(path, (), hardware, workspace, options=options))
     return CheckResult(**{field.name: getattr(fit, field.name) for field in fields(Fit)})
@@ -109,6 +112,7 @@ def lint(
     *,
     shapes: Shapes | None = None,
     fixed: Mapping[str, Any] | None = None,
+    plugins: Sequence[str | Extension] | None = None,
 ) -> LintResult:
     """Report what a device would reject in an integer model of any tool.
 
@@ -117,6 +121,7 @@ def lint(
         hardware: As for `quantize`.
         shapes: Shapes of inputs with free axes, batch axis included, by name.
         fixed: Values of inputs that are always the same, by name.
+        plugins: As for `check`.
 
     Returns:
         Counts of what was read, and every finding in graph order.
@@ -132,7 +137,7 @@ def lint(
         0
     """
     workspace = Workspace(None)
-    options = {"fixed": fixed, "check": {"shapes": shapes}}
+    options = {"fixed": fixed, "plugins": plugins, "check": {"shapes": shapes}}
     path = model_file(model, workspace.path)
     found = findings_of(settings_for(path, (), hardware, workspace, options=options))
     return LintResult(**{field.name: getattr(found, field.name) for field in fields(Findings)})

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import yaml
 
 import quantpipe
 from quantpipe import extend
@@ -139,6 +140,29 @@ def test_calibrators_may_be_objects() -> None:
     changed = {key for key in whole if found[halves][key] != whole[key]}
     assert changed and all(found[halves][key].high == whole[key].high / 2 for key in changed)
     assert all(found[quarters][key].high == whole[key].high / 4 for key in changed)
+
+
+def test_patterns_may_be_objects() -> None:
+    """Both for the check of a device and for a run: Conv, bias and HardSwish become one kernel of it."""
+    from tests.extend.example import HARDWARE
+    from tests.ops.line import Net
+
+    from example_npu.extension import EXTENSION  # isort: skip
+
+    net = Net()
+    net.output(net.node("HardSwish", net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3)))
+    spec = yaml.safe_load(HARDWARE.read_text())
+    before = {name for name, _ in extend.installed()}
+    try:
+        fit = quantpipe.check(net.proto(), spec, plugins=[EXTENSION])
+        given: dict[str, Any] = {"precision": "none", "recover": "none", "executor": "serial", "evaluate": QUICK}
+        result = quantpipe.quantize(net.proto(), images(), spec, plugins=[EXTENSION], **given)
+    finally:
+        for name in {name for name, _ in extend.installed()} - before:
+            extend.forget(name)
+    assert fit.verdict.value == "fits" and fit.nodes == 1
+    assert [node.op_type for node in result.model.graph.node].count("ConvHardSwishInteger") == 1
+    assert result.report["agreement"]["differing"] == 0
 
 
 def test_another_process_gets_the_object() -> None:
