@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 import quantpipe
@@ -98,7 +99,9 @@ def test_a_constant_without_reader_is_left_out() -> None:
     [
         ({}, {"kernel_shape": [3, 2], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1], "group": 1}),
         ({"strides": [2, 2], "pads": [1, 1, 0, 0]}, {"strides": [2, 2], "pads": [1, 1, 0, 0], "dilations": [1, 1]}),
-        ({"auto_pad": "SAME_UPPER"}, {"kernel_shape": [3, 2], "strides": [1, 1]}),
+        ({"auto_pad": "SAME_UPPER"}, {"kernel_shape": [3, 2], "strides": [1, 1], "pads": [1, 0, 1, 1]}),
+        ({"auto_pad": "SAME_LOWER", "strides": [3, 3]}, {"kernel_shape": [3, 2], "pads": [1, 0, 0, 0]}),
+        ({"auto_pad": "VALID"}, {"pads": [0, 0, 0, 0]}),
     ],
 )
 def test_what_is_given_stays_and_the_rest_is_written_out(given: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -111,4 +114,27 @@ def test_what_is_given_stays_and_the_rest_is_written_out(given: dict[str, Any], 
     (made,) = ir.to_proto(model).graph.node
     found = {a.name: onnx.helper.get_attribute_value(a) for a in made.attribute}
     assert {name: found[name] for name in wanted} == wanted
-    assert ("pads" in found) is not (given.get("auto_pad") == "SAME_UPPER")
+    assert "auto_pad" not in found
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize(("stride", "size"), [(1, 7), (2, 7), (2, 8), (3, 9)])
+def test_pads_are_those_of_the_runtime(mode: str, stride: int, size: int) -> None:
+    """onnxruntime computes the same from pads as from auto_pad; free sizes keep auto_pad where a stride needs them."""
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], name="conv", auto_pad=mode, strides=[stride] * 2)
+    rng = np.random.default_rng(0)
+    weight = onnx.numpy_helper.from_array(rng.standard_normal((2, 3, 3, 2)).astype(np.float32), "w")
+    x = rng.standard_normal((1, 3, size, size)).astype(np.float32)
+    found = []
+    for sizes in ([size, size], ["h", "v"]):
+        port = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, *sizes])
+        out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        graph = onnx.helper.make_graph([node], "g", [port], [out], [weight])
+        given = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+        model = ir.from_proto(given)
+        write_out(model)
+        made = ir.to_proto(model)
+        kept = "auto_pad" in {a.name for a in made.graph.node[0].attribute}
+        assert kept is (stride > 1 and mode != "VALID" and sizes == ["h", "v"])
+        found += [ort.InferenceSession(m.SerializeToString()).run(None, {"x": x})[0] for m in (given, made)]
+    assert all(np.array_equal(one, found[0]) for one in found)

@@ -17,7 +17,10 @@ PADDED = ("", "NOTSET")
 
 
 def write_out(model: ir.Model) -> None:
-    """Give every convolution of the main graph its attributes, in place; values that follow from auto_pad stay so."""
+    """Give every convolution of the main graph its attributes, in place.
+
+    Pads replace auto_pad where they follow from it alone, or where the sizes of the input are fixed.
+    """
     for node in model.graph:
         if node.op_type not in WEIGHTS or node.domain not in ("", "ai.onnx"):
             continue
@@ -40,6 +43,30 @@ def write_out(model: ir.Model) -> None:
                 node.attributes[name] = (
                     ir.AttrInt64(name, value) if isinstance(value, int) else ir.AttrInt64s(name, value)
                 )
+        if padding is not None and node.op_type != "ConvTranspose" and (pads := _pads(node, axes)) is not None:
+            del node.attributes["auto_pad"]
+            node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+
+
+def _pads(node: ir.Node, axes: int) -> list[int] | None:
+    """Return the pads that auto_pad stands for; None where they depend on sizes that are free."""
+    mode = node.attributes["auto_pad"].as_string()
+    if mode in PADDED:
+        return list(node.attributes["pads"].as_ints())
+    if mode == "VALID":
+        return [0] * (2 * axes)
+    kernel, strides, dilations = (node.attributes[name].as_ints() for name in ("kernel_shape", "strides", "dilations"))
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    sizes = [None] * axes if shape is None else list(shape[2:])
+    totals = []
+    for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        reach = (taps - 1) * dilation
+        if stride != 1 and not isinstance(size, int):
+            return None
+        totals.append(reach if stride == 1 else max(0, (-(-size // stride) - 1) * stride + reach + 1 - size))
+    less = [total // 2 for total in totals]
+    more = [total - half for total, half in zip(totals, less, strict=True)]
+    return [*less, *more] if mode == "SAME_UPPER" else [*more, *less]
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
