@@ -56,7 +56,7 @@ class StateCheckpoint:
 
     def write(self, state: Arrays) -> None:
         """Replace the state, whole or not at all."""
-        write_npz(self.path, state, self.origin)
+        write_npz(self.path, state, self.origin, compressed=False)  # it is soon deleted
 
 
 @dataclass(frozen=True)

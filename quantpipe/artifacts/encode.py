@@ -73,10 +73,10 @@ def text_header(header: Mapping[str, Any], comment: str) -> str:
     return "".join(lines)
 
 
-def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) -> bytes:
-    """Return a compressed npz file with an `__origin__` string entry, sealed.
+def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin, *, compressed: bool = True) -> bytes:
+    """Return an npz file with an `__origin__` string entry, sealed.
 
-    Equal arrays give equal bytes.
+    Equal arrays give equal bytes. Real numbers hardly get smaller, at some 30 MB a second: compress what is kept for long.
 
     Entries are written one by one, because `np.savez` takes names as keyword arguments and so rejects a tensor named
     `file`.
@@ -85,10 +85,11 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) ->
         raise ValueError(f"{path}: the entry '{NPZ_ORIGIN}' is taken by the artifact's origin")
     header = np.array(json.dumps(origin.header(digest_arrays(arrays)), sort_keys=True))
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(buffer, "w", kind, compresslevel=1) as archive:
         for name, array in {NPZ_ORIGIN: header, **arrays}.items():
             entry = zipfile.ZipInfo(f"{name}.npy")
-            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.compress_type = kind
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
         archive.comment = bytes(SEAL_BYTES)

@@ -76,9 +76,9 @@ class ArtifactUnit:
         """Stage a text with its origin; `comment` opens a comment line."""
         self.pieces(path, [text_bytes(text, origin, comment)])
 
-    def npz(self, path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) -> None:
+    def npz(self, path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin, *, compressed: bool = True) -> None:
         """Stage arrays with their origin."""
-        self.pieces(path, [npz_bytes(path, arrays, origin)])
+        self.pieces(path, [npz_bytes(path, arrays, origin, compressed=compressed)])
 
     def remove(self, path: Path) -> None:
         """Delete the file once the others are in place; it may be gone already."""

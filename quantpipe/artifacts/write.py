@@ -51,10 +51,12 @@ def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment:
         unit.text(Path(path), text, origin, comment)
 
 
-def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], origin: Origin) -> None:
-    """Write a compressed npz with an `__origin__` string entry; equal arrays give equal bytes.
+def write_npz(
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], origin: Origin, *, compressed: bool = True
+) -> None:
+    """Write an npz with an `__origin__` string entry; equal arrays give equal bytes.
 
     Raises StorageError where the file cannot be written.
     """
     with ArtifactUnit(Path(path).parent) as unit:
-        unit.npz(Path(path), arrays, origin)
+        unit.npz(Path(path), arrays, origin, compressed=compressed)

@@ -9,6 +9,8 @@ than the float model's is lost: it counts as one that gives the mean of the floa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,8 @@ from quantpipe.types import (
 
 IN_CACHE = 1 << 15
 """Elements of class scores whose divergence is taken at a time."""
+AT_ONCE = 1 << 22
+"""Elements that are held in float64 at a time, except one sample's."""
 
 
 def all_finite(outputs: Outputs) -> bool:
@@ -164,20 +168,37 @@ def _divergences(reference: Outputs, outputs: Outputs) -> list[NDArray[np.float6
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:
     """Return the mean squared difference over the variance of the float output (1: predicting its mean)."""
-    r = _elements(reference)
-    variance = float(np.var(r)) or 1.0
-    difference = _elements(fitted(reference, outputs))
-    difference -= r
-    return float(np.mean(np.square(difference, out=difference))) / variance
+    outputs, size = fitted(reference, outputs), sum(part.size for part in _parts(reference))
+    mean = sum(float(np.sum(r)) for r, _ in _pieces(reference, outputs)) / max(size, 1)
+    noise = spread = 0.0
+    for r, difference in _pieces(reference, outputs):
+        noise += _squared(np.subtract(difference, r, out=difference))
+        spread += _squared(np.subtract(r, mean, out=r))
+    variance = spread / max(size, 1) or 1.0
+    return noise / max(size, 1) / variance
+
+
+def _squared(values: NDArray[np.float64]) -> float:
+    """Return the sum of squares, which take the place of the values."""
+    return float(np.sum(np.square(values, out=values)))
+
+
+def _pieces(reference: Outputs, outputs: Outputs) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield the elements of both in float64, some samples at a time: scores of a vocabulary are many."""
+    if not (isinstance(reference, np.ndarray) and isinstance(outputs, np.ndarray)) or reference.size <= AT_ONCE:
+        yield _elements(reference), _elements(outputs)
+        return
+    step = max(1, AT_ONCE * len(reference) // reference.size)
+    for first in range(0, len(reference), step):
+        yield _elements(reference[first : first + step]), _elements(outputs[first : first + step])
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
     """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when outputs y equal the float model's r (no noise at all)."""
-    r = _elements(reference)
-    difference = _elements(fitted(reference, outputs))
-    difference -= r
-    noise = float(np.sum(np.square(difference, out=difference)))
-    signal = float(np.sum(np.square(r, out=r)))
+    noise = signal = 0.0
+    for r, difference in _pieces(reference, fitted(reference, outputs)):
+        noise += _squared(np.subtract(difference, r, out=difference))
+        signal += _squared(r)
     if noise == 0.0 or signal == 0.0 or not np.isfinite(noise):
         return None if noise == 0.0 else float("-inf") if signal == 0.0 or not np.isfinite(noise) else None
     return 10.0 * float(np.log10(signal / noise))
@@ -191,8 +212,11 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
     if not (all_finite(reference) and all_finite(outputs)):
         return None
     pairs = zip(_parts(reference), _parts(fitted(reference, outputs)), strict=True)
-    ragged = isinstance(reference, tuple)
-    found = [c for r, o in pairs for c in (cosines(r[None], o[None]) if ragged else cosines(r, o))]
+    if isinstance(reference, np.ndarray) and reference.size > AT_ONCE:
+        pairs = zip(reference[:, None], fitted(reference, outputs)[:, None], strict=True)
+    elif isinstance(reference, tuple):
+        pairs = ((r[None], o[None]) for r, o in pairs)
+    found = [c for r, o in pairs for c in cosines(r, o)]
     return float(np.mean(found)) if found else None
 
 

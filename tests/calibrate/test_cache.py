@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,6 +192,8 @@ def test_a_partial_state_is_taken_by_its_own_measurement_only(tmp_path: Path) ->
     mine.write({"0.recent": np.arange(3.0)})
     state = mine.read()
     assert state is not None and state["0.recent"].tolist() == [0, 1, 2]
+    with zipfile.ZipFile(path) as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}, "it is soon deleted"
     assert other.read() is None
     path.write_bytes(path.read_bytes()[:50])
     assert mine.read() is None, "a damaged state costs a measurement, not the run"

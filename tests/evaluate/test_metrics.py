@@ -159,3 +159,23 @@ def test_outputs_alike_are_taken_as_they_are_and_lengths_of_all_may_differ() -> 
     assert np.array_equal(fitted(r, (np.float32([7.0, 8.0]), np.zeros(3)))[0], [7.0, 8.0])
     with_mask = np.float32([[1.0, -np.inf], [2.0, 6.0]])
     assert np.array_equal(fitted(with_mask, np.zeros((2, 3))), np.full((2, 2), 3.0))
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 5), (1, 40), (12, 1)])
+def test_large_outputs_are_taken_some_samples_at_a_time(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of a vocabulary in float64, whole, take more memory than a decoder."""
+    rng = np.random.default_rng(0)
+    reference = (rng.standard_normal(shape) + 3).astype(np.float32)
+    outputs = reference + (0.1 * rng.standard_normal(shape)).astype(np.float32)
+    figures = (relative_mse, sqnr_db, metric_outputs.cosine_similarity)
+    whole = [figure(reference, outputs) for figure in figures]
+    held: list[int] = []
+    elements = metric_outputs._elements
+    monkeypatch.setattr(metric_outputs, "AT_ONCE", 10)
+    monkeypatch.setattr(metric_outputs, "_elements", lambda part: held.append(part.size) or elements(part))
+    for figure, known in zip(figures, whole, strict=True):
+        assert figure(reference, outputs) == pytest.approx(known, rel=1e-12)
+    assert max(held) <= max(10, reference[0].size)
+    assert figures[0](reference, reference) == 0.0 and figures[1](reference, reference) is None
