@@ -185,6 +185,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--search", type=int, default=32)
     parser.add_argument("--evaluate", type=int, default=128)
     parser.add_argument("--shared", action="store_true", help="note that other programs ran on the machine")
+    parser.add_argument("--own", action="store_true", help="leave onnxruntime's own tools out")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     makers = makers_of(given)
@@ -205,6 +206,8 @@ def main(arguments: Sequence[str]) -> None:
     print("|---" * (10 + len(columns)) + "|")
     for name, device, found in runs(given, names, given.devices):
         print(row(name, device, found), flush=True)
+    if given.own:
+        return
     print("\n## onnxruntime's own tools\n\n| model | form | s | s of all cores | peak MiB | dB |")
     print("|---|---|---|---|---|---|")
     for name, form, found in runs(given, names, ("static", "dynamic")):

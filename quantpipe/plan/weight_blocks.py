@@ -17,6 +17,8 @@ from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.types import BlockGrid, Blocks, DType, PowerOfTwo, Symmetry, TensorSchema, WeightTensor
 
+IN_CACHE = 1 << 18
+"""Elements of a weight whose blocks are searched at a time."""
 FITS = 2
 """Fits of a float scale to the codes: further ones change little."""
 
@@ -137,7 +139,7 @@ def with_scales(
             schema=schema,
             importance=None if importance is None else _channels(importance, part),
         )
-        for part in row_blocks(rows)
+        for part in row_blocks(rows, IN_CACHE)
     ]
     zero = np.concatenate([grid.zero_point for _, grid in made])
     grid = replace(made[0][1], multiplier=np.ones(zero.shape, np.int64), zero_point=zero)
@@ -253,10 +255,16 @@ def _least_squares(
 
 def _errors(rows: NDArray[Any], step: Floats, zero: Floats, grid: BlockGrid, *, importance: Floats | None) -> Floats:
     """Sum over each block of (w - s·(code - z))², `[C, B]`."""
-    inputs = rows.shape[1]
-    s = spread(step, grid.size, inputs).astype(np.float32)
-    z = spread(zero, grid.size, inputs).astype(np.float32)
-    steps = rows.astype(np.float32, copy=False) / s
-    lost = (steps - intmath.nearest_step(steps, grid.low - z, grid.high - z)) * s
-    squares = (lost**2 if importance is None else lost**2 * importance).sum(axis=2, dtype=np.float64)
-    return np.asarray(np.add.reduceat(squares, np.arange(0, inputs, grid.size), axis=1))
+    inputs, real = rows.shape[1], rows.astype(np.float32, copy=False)
+    if inputs % grid.size:
+        s, z = (spread(v, grid.size, inputs).astype(np.float32) for v in (step, zero))
+    else:  # numbers of a block meet its elements without copies
+        real = real.reshape(len(rows), -1, grid.size * rows.shape[2])
+        s, z = (v.astype(np.float32)[:, :, np.newaxis] for v in (step, zero))
+    steps = real / s
+    lost = np.subtract(steps, intmath.nearest_step(steps, grid.low - z, grid.high - z), out=steps)
+    lost *= s
+    squares = np.square(lost, out=lost).reshape(rows.shape)
+    if importance is not None:
+        squares = squares * importance
+    return np.asarray(np.add.reduceat(squares.sum(axis=2, dtype=np.float64), np.arange(0, inputs, grid.size), axis=1))
