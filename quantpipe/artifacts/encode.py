@@ -76,7 +76,7 @@ def text_header(header: Mapping[str, Any], comment: str) -> str:
 def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin, *, compressed: bool = True) -> bytes:
     """Return an npz file with an `__origin__` string entry, sealed.
 
-    Equal arrays give equal bytes. Real numbers hardly get smaller, at 30 MB a second: compress what is kept.
+    Equal arrays give equal bytes. Floats hardly get smaller, at 30 MB a second: compress what is kept.
 
     Entries are written one by one, because `np.savez` takes names as keyword arguments and so rejects a tensor named
     `file`.
