@@ -35,6 +35,12 @@ CHANCE = 0.01
 LEAST_SAMPLES = 2
 
 
+QUIET = (
+    "samples of little energy use few of the integers that all samples share: what helps are 16 bits, where the device "
+    "has them (hardware.activations.bits=16), or inputs of the same energy"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class SampleFacts:
     """Hold facts about the samples themselves.
@@ -356,7 +362,8 @@ def _sentence(rows: Sequence[GroupRow], average: GroupRow, named: Sequence[Worst
         text += f", and {len(worse) - 3} more (report.json, groups)"
     if named:
         text += f"; the worst sample is row {named[0]['row']} ({named[0]['name']})"
-    return text
+    quietest = next((row for row in rows if row["by"] == "energy"), None)
+    return f"{text}; {QUIET}" if quietest is not None and quietest["worse"] else text
 
 
 def _described(row: GroupRow) -> str:

@@ -68,6 +68,7 @@ def test_quiet_samples_are_warned_of_by_their_energy_and_named() -> None:
     assert low < least["sqnr_db"] < high
     (said,) = found.warnings
     assert "input energy of -6" in said and "file9" in said and found.worst[0]["row"] > 80
+    assert "16 bits" in said and "inputs of the same energy" in said
 
 
 def test_noise_in_proportion_is_not_warned_of() -> None:
