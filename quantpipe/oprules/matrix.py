@@ -6,6 +6,7 @@ op.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -135,10 +136,10 @@ class VectorRows:
 
 
 def matrix_shape(form: MatrixForm, node: Node, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return `[G, O, K]` of a weight of this shape as a matrix."""
+    """Return `[G, O, K]` of a weight of this shape as a matrix; each matrix of a batch of weights is a group."""
     nothing: Array = np.broadcast_to(np.int8(0), shape)
-    groups, outs, width = form.matrix(node, nothing).shape
-    return groups, outs, width
+    *groups, outs, width = form.matrix(node, nothing).shape
+    return math.prod(groups), outs, width
 
 
 class ConvForm:

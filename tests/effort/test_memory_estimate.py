@@ -66,6 +66,16 @@ def test_recovery_and_outputs_count() -> None:
     assert many[1] - many[0] == pytest.approx(1024 / 4), "the rest goes to files"
 
 
+def test_each_matrix_of_a_batch_of_weights_counts() -> None:
+    """As the relative positions of a DeBERTa, which ended a run with a traceback."""
+    net = Net(seed=1)
+    heads, keys, places = 3, 8, 5
+    x = net.input(None, heads, 2, keys)
+    net.output(net.node("MatMul", x, net.floats(heads, keys, places)))
+    graph = line(net, hardware("ort_cpu")).graph
+    assert module._largest_layer(graph) == 8.0 * heads * keys * (SOLVED * keys + keys)
+
+
 def test_weights_in_files_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_outside", lambda model: True)
     assert memory_estimate(dense(16)).weights_mb == 0.0
