@@ -214,8 +214,10 @@ class DenseForm:
         return VectorRows(np.sort(rng.choice(total, size=min(count, total), replace=False)))
 
     def matrix(self, node: Node, weight: Array) -> Array:
-        """Return the weight as the matrix `[1, O, K]`."""
-        return (weight if node.attr("transB", 0) else weight.T)[np.newaxis]
+        """Return the weight as the matrix `[1, O, K]`; of a batch of weights `[1, ..., O, K]`, of a vector O is 1."""
+        turned = node.attr("transB", 0) or weight.ndim < 2
+        matrix = np.atleast_2d(weight) if turned else np.swapaxes(weight, -1, -2)
+        return matrix[np.newaxis]
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
         """Return the matrix `[1, O, K]` in the weight's own shape, contiguous."""

@@ -74,6 +74,9 @@ def test_each_matrix_of_a_batch_of_weights_counts() -> None:
     net.output(net.node("MatMul", x, net.floats(heads, keys, places)))
     graph = line(net, hardware("ort_cpu")).graph
     assert module._largest_layer(graph) == 8.0 * heads * keys * (SOLVED * keys + keys)
+    vector = Net(seed=1)
+    vector.output(vector.node("MatMul", vector.input(None, 2, keys), vector.floats(keys)))
+    assert module._largest_layer(line(vector, hardware("ort_cpu")).graph) == 8.0 * keys * (SOLVED * keys + 1)
 
 
 def test_weights_in_files_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
