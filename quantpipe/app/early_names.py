@@ -1,7 +1,8 @@
-"""Answer a mistyped option, key or command before anything heavy is imported: Hydra composes the configuration alone.
+"""Answer a mistyped option, key, command or common value before anything heavy is imported.
 
-The words are the same as later (`hints.py`). Whatever is in doubt is left to the program: flags, addresses, keys of
-hardware files (which may be like others), own configuration folders, and plug-in packages.
+Hydra composes the configuration alone. The words are the same as later (`hints.py`). Whatever is in doubt is left to
+the program: flags, addresses, keys of hardware files (which may be like others), own configuration folders, and plug-in
+packages.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from importlib.metadata import entry_points
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe.app.arguments import arranged
 from quantpipe.app.complete import VALUES
+from quantpipe.app.early_values import CHECKED, wrong_value
 from quantpipe.app.files import folder_of
 from quantpipe.app.hints import composed, in_our_words, no_option
 from quantpipe.app.targets import PLUGINS
@@ -46,15 +49,16 @@ def wrong_name(arguments: Sequence[str]) -> str | None:
     try:
         for text in chosen:
             composed(folder, [place, text])
-        command = composed(folder, given).command
+        config = composed(folder, given)
     except HydraException as error:
         return in_our_words(error, folder, [place, *(_first(o) for o in groups)])
     except (OmegaConfBaseException, ValueError, TypeError):
         return None
-    legal = VALUES["command"]
-    if not isinstance(command, str) or command in legal:
-        return None
-    return f"command: is {command!r}{nearest(command, legal)}; legal are {', '.join(legal)}"
+    command, legal = config.command, VALUES["command"]
+    if isinstance(command, str) and command not in legal:
+        return f"command: is {command!r}{nearest(command, legal)}; legal are {', '.join(legal)}"
+    keys = [override.key_or_group for override in checked if not override.is_sweep_override()]
+    return wrong_value({key: OmegaConf.select(config, key) for key in keys if key in CHECKED})
 
 
 def _parsed(word: str) -> Override:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from quantpipe.app.early_names import wrong_name
+from quantpipe.app.early_values import CHECKED, FLAGS, INTEGERS, NUMBERS, WORDS
 from quantpipe.app.start import missing_file
-from quantpipe.errors import ModelError
+from quantpipe.errors import ConfigError, ModelError
 from quantpipe.foreign_formats import FORMATS, foreign_format
 from quantpipe.intake.read_model import read_model
+from tests.app.configured import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("numpy", "onnx", "onnxruntime", "scipy", "mlflow", "rich", "jinja2", "quantpipe.pipeline")
@@ -28,6 +30,10 @@ WRONG = {
     ("experiment=vta_digit",): "experiments: has no option 'vta_digit' (did you mean 'vta_digits'",
     ("search=1",): "search: is '1'; legal is the name of an option",
     ("search.max_evaluations=[3",): "no viable alternative",
+    ("search.max_evaluations=many",): "search.max_evaluations: is 'many'; legal is an integer of at least 1, or null",
+    ("evaluate.warn_sqnr_db=abc",): "evaluate.warn_sqnr_db: is 'abc'; legal is a number, or null",
+    ("verify=wran",): "verify: is 'wran' (did you mean 'warn'?)",
+    ("strict=yess",): "strict: is 'yess'; legal is true or false",
 }
 RIGHT = (
     ("hardware=vta", "search=greedy"),
@@ -56,6 +62,31 @@ def test_right_and_doubtful_names_go_on(arguments: tuple[str, ...]) -> None:
     assert wrong_name(arguments) is None
 
 
+@pytest.mark.sliced(5)
+@pytest.mark.parametrize("key", CHECKED)
+def test_the_same_values_are_rejected_early_as_by_the_whole_program(key: str) -> None:
+    """A wrong word, numbers out of bounds, null, and legal values; the early answer may name more of what is legal."""
+    search = ("search=greedy",) if key.startswith("search.") else ()
+    for value in ("wrnog", "-1", "0", "1.5", "null", "true", *WORDS.get(key, ())):
+        given = (*search, f"{key}={value}")
+        try:
+            settings_of(*given)
+            late = None
+        except ConfigError as error:
+            late = str(error)
+        if key in WORDS and value in ("-1", "0", "1.5", "null", "true"):
+            late = None  # what is no word is left to the program
+        early = wrong_name(given)
+        assert (early is None) is (late is None), value
+        if early is not None and late is not None:
+            assert early.partition(";")[0] == late.partition(";")[0] and early.startswith(f"{key}: is ")
+    assert wrong_name((*search, f"{key}=wrnog")) is not None
+
+
+def test_every_key_of_the_selection_is_of_one_kind() -> None:
+    assert len({*WORDS} | {*FLAGS} | {*INTEGERS} | {*NUMBERS}) == len(CHECKED)
+
+
 def started(*arguments: str, heavy: Sequence[str] = HEAVY) -> tuple[int, str, list[str]]:
     """Exit code, output and which of the modules `heavy` were imported."""
     code = (
@@ -69,7 +100,9 @@ def started(*arguments: str, heavy: Sequence[str] = HEAVY) -> tuple[int, str, li
     return done.returncode, out + done.stderr, json.loads(modules)
 
 
-@pytest.mark.parametrize("arguments", [("hardware=vtb",), ("search.max_evaluation=3",), ("command=chek",)])
+@pytest.mark.parametrize(
+    "arguments", [("hardware=vtb",), ("search.max_evaluation=3",), ("command=chek",), ("seed=1.5",)]
+)
 def test_nothing_heavy_is_imported_for_a_typo(arguments: tuple[str, ...]) -> None:
     """A second is the aim; what is imported does not depend on how busy the machine is."""
     code, text, heavy = started(*arguments)
