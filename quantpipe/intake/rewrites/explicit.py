@@ -49,7 +49,7 @@ def write_out(model: ir.Model) -> None:
 
 
 def _pads(node: ir.Node, axes: int) -> list[int] | None:
-    """Return the pads that auto_pad stands for; None where they depend on sizes that are free."""
+    """Return the pads that auto_pad means; None where they depend on sizes that are free."""
     mode = node.attributes["auto_pad"].as_string()
     if mode in PADDED:
         return list(node.attributes["pads"].as_ints())
