@@ -56,14 +56,17 @@ def _pads(node: ir.Node, axes: int) -> list[int] | None:
     if mode == "VALID":
         return [0] * (2 * axes)
     kernel, strides, dilations = (node.attributes[name].as_ints() for name in ("kernel_shape", "strides", "dilations"))
-    shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    sizes = [None] * axes if shape is None else list(shape[2:])
-    totals = []
+    first = node.inputs[0]
+    sizes: list[object] = [None] * axes if first is None or first.shape is None else list(first.shape[2:])
+    totals: list[int] = []
     for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         reach = (taps - 1) * dilation
-        if stride != 1 and not isinstance(size, int):
+        if stride == 1:
+            totals.append(reach)
+        elif isinstance(size, int):
+            totals.append(max(0, (-(-size // stride) - 1) * stride + reach + 1 - size))
+        else:
             return None
-        totals.append(reach if stride == 1 else max(0, (-(-size // stride) - 1) * stride + reach + 1 - size))
     less = [total // 2 for total in totals]
     more = [total - half for total, half in zip(totals, less, strict=True)]
     return [*less, *more] if mode == "SAME_UPPER" else [*more, *less]
