@@ -88,7 +88,7 @@ def _damage(path: Path, begin: bytes) -> str | None:
     if not begin:
         return "this file is empty; model.path must name an ONNX model"
     if begin.startswith(_LFS):
-        return "this is a pointer of Git LFS, not the model that it stands for; fetch the model with: git lfs pull"
+        return "this is a pointer of Git LFS, not the model itself; fetch the model with: git lfs pull"
     if begin.lstrip().lower().startswith(_WEB):
         return "this is a web page, not an ONNX model; download the file that the page links to"
     try:
