@@ -67,7 +67,7 @@ def _size(words: Words) -> str:
 
 
 def _described(table: Iterable[tuple[str, str | Callable[[Words], str]]], raw: str) -> str | None:
-    """Return the sentence of the first pattern that a text has; None without such a pattern."""
+    """Return the sentence of the first pattern that a text matches; None without a match."""
     for pattern, sentence in table:
         if (match := re.search(pattern, raw)) is not None:
             found = {key: part.strip(" .'[]") for key, part in match.groupdict(default="").items()}

@@ -364,7 +364,7 @@ def _agreed(context: RunContext, report: RunReport) -> RunReport:
 
 
 def _undefined(tensor: str | None) -> str:
-    """Return why integers differ where the simulated model has NaN, with the remedy; empty without such a tensor."""
+    """Return why integers differ where the simulated model has NaN, with the remedy; empty without NaN."""
     if tensor is None:
         return ""
     return (

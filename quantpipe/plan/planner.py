@@ -177,7 +177,7 @@ class Planner:
         return WeightTensor(site.tensor, values, scale, site.axis, dtype, bits, block=grid)
 
     def _table(self, site: TableSite, bits: int, weights: Mapping[str, WeightTensor]) -> RowTable:
-        """Return the integers of a table, made once per (tensor, bits) and shared; or its weight's integers."""
+        """Return the integers of a table, made once per (tensor, bits) and shared; a tied table has its weight's."""
         tensor = site.tensor
         if (weight := weights.get(site.weight or "")) is not None:
             held = self._tied.get(tensor)
