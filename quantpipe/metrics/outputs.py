@@ -9,7 +9,7 @@ than the float model's is lost: it counts as one that gives the mean of the floa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,9 +211,10 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
     """
     if not (all_finite(reference) and all_finite(outputs)):
         return None
-    pairs = zip(_parts(reference), _parts(fitted(reference, outputs)), strict=True)
-    if isinstance(reference, np.ndarray) and reference.size > AT_ONCE:
-        pairs = zip(reference[:, None], fitted(reference, outputs)[:, None], strict=True)
+    given = fitted(reference, outputs)
+    pairs: Iterable[tuple[Array, Array]] = zip(_parts(reference), _parts(given), strict=True)
+    if isinstance(reference, np.ndarray) and isinstance(given, np.ndarray) and reference.size > AT_ONCE:
+        pairs = zip(reference[:, None], given[:, None], strict=True)
     elif isinstance(reference, tuple):
         pairs = ((r[None], o[None]) for r, o in pairs)
     found = [c for r, o in pairs for c in cosines(r, o)]
