@@ -98,7 +98,7 @@ def test_a_planted_range_comes_back(activations: str, factor: float) -> None:
     # A range that is too large has no values beyond it: PACT and DSQ need the decay of ranges.
     decay = 0.0 if activations == "lsq" or factor < 1 else 1e-3
     options = TrainOptions(
-        weights="none", activations=activations, epochs=160, batch=64, scale_rate=3e-2, range_decay=decay
+        weights="none", activations=activations, epochs=260, batch=64, scale_rate=3e-2, range_decay=decay
     )
     found = trained(problem, wrong, options, many(problem, 128))
     ratio = found.overrides.ranges[key].threshold / right.ranges[key].threshold
