@@ -64,7 +64,7 @@ CASES: dict[str, tuple[type[QuantpipeError], str, tuple[Any, ...], dict[str, Any
     "labels": (DataError, "47 labels", (NET, (DATA, LABELS[1:])), {}),
     "classes": (DataError, "has label 7", (NET, (DATA, LABELS + 7)), {}),
     "fractions": (DataError, "legal are integers", (NET, (DATA, LABELS + 0.5)), {}),
-    "input names": (DataError, r"no data for model input 'b'.*model\.fixed=\{b: 0\}",
+    "input names": (DataError, "is a constant: 'model.fixed={b: 0}'",
                     (two_inputs(), {"a": np.zeros((9, 6), np.float32)}), {}),
     "rows": (DataError, "one row per sample each", (two_inputs(), {"a": np.zeros((9, 6)), "b": np.zeros((8, 4))}), {}),
     "one array": (DataError, "the model has 2 inputs", (two_inputs(), np.zeros((9, 6), np.float32)), {}),

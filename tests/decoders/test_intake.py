@@ -20,7 +20,6 @@ from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.intake.load import load_graph, read_graph
 from tests.decoders import nets
-from tests.decoders.lines import past_of
 from tests.decoders.stepping import run
 from tests.ops.line import hardware, schema_for
 
@@ -143,22 +142,6 @@ def test_open_axes_of_a_present_do_not_stop_other_attentions(tmp_path: Path) -> 
         for axis in port.type.tensor_type.shape.dim[1:]:
             axis.ClearField("value")
     assert FUSED.isdisjoint(n.op for n in loaded(proto, tmp_path).nodes)
-
-
-@pytest.mark.parametrize("columns", [4, 9])
-def test_a_mask_that_contradicts_the_cache_ends_a_run(columns: int, tmp_path: Path) -> None:
-    """The file takes a mask of the cache's length for a buffer with room; written out, it has another length."""
-    graph = loaded(nets.runtime(), tmp_path)
-    every = nets.feeds(nets.text(1, 4), past_of(4))
-    given = {i.name: every[i.name] for i in graph.inputs}
-    assert Session(graph.model).run(given)["present.0.key"].shape[2] == 8
-    with pytest.raises(ModelError, match="cannot run it"):
-        Session(graph.model).run({**given, "attention_mask": np.ones((1, columns), np.int64)})
-
-
-def test_a_mask_that_contradicts_the_cache_of_a_later_sample_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"sample \d+ cannot be run.*'attention_mask' \[\d+, 4\].*mask has a column"):
-        run(nets.runtime(), "npu_w8a16", tmp_path)
 
 
 def test_a_branch_without_data_is_told_how_to_select_one(tmp_path: Path) -> None:

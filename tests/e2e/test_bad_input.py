@@ -30,7 +30,7 @@ def test_model_files(program: Program) -> None:
 
 def test_an_op_that_nothing_can_run(program: Program) -> None:
     paragraph = program.run(with_op(program.cwd / "m.onnx", "my.domain", "Foo")).paragraph
-    assert "my.domain:Foo" in paragraph
+    assert "the op Foo of the domain 'my.domain'" in paragraph
     assert "m.onnx" in paragraph
 
 
