@@ -135,11 +135,11 @@ _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
     ),
     (
         r"No corresponding Numpy type for Tensor Type\. (?P<type>\w+)",
-        f"an output has the type {{type}}, of which NumPy has no arrays; legal behind a Cast are {_OF_ARRAYS}",
+        f"an output has the type {{type}}, of which NumPy has no arrays; legal after a Cast are {_OF_ARRAYS}",
     ),
     (
         r"Numpy_type \d+ can't be converted",
-        f"an input has a type of which onnxruntime takes no NumPy arrays; legal in front of a Cast are {_OF_ARRAYS}",
+        f"an input has a type of which onnxruntime takes no NumPy arrays; legal before a Cast are {_OF_ARRAYS}",
     ),
     (
         r"input with name: '?(?P<input>[^']+?)'? expected to be of type: \d+ but received a tensor",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import ceil, prod
 
+from quantpipe.graph.same_pads import SAME, leading_pads
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import NARROWED, Family, rule_of
 from quantpipe.types import Form, HardwareSpec, Kernel, Topology
@@ -103,9 +104,9 @@ def _inside(node: Node, axis: int, size: int, made: int) -> int:
     stride, dilation = node.attr("strides", ones)[axis], node.attr("dilations", ones)[axis]
     begin = node.attr("pads", [0, 0, 0, 0])[axis]
     auto = node.attr("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
+    if auto in SAME:
         total = max((made - 1) * stride + (taps[axis] - 1) * dilation + 1 - size, 0)
-        begin = total // 2 if auto == "SAME_UPPER" else total - total // 2
+        (begin,) = leading_pads([total], auto)
     places = (n * stride - begin + tap * dilation for n in range(made) for tap in range(taps[axis]))
     return sum(0 <= place < size for place in places)
 

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.same_pads import SAME, leading_pads
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.rule import Facts
 
@@ -15,12 +16,12 @@ from quantpipe.oprules.rule import Facts
 def pads_before(node: Node, size: Sequence[int], taps: Sequence[int], made: Sequence[int]) -> list[int]:
     """Return the leading pads of a window op: given, or as `auto_pad` has them for the measured result."""
     auto = node.attr("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
+    if auto in SAME:
         rank = len(taps)
         strides, dilations = node.attr("strides", [1] * rank), node.attr("dilations", [1] * rank)
         spans = [(k - 1) * d + 1 for k, d in zip(taps, dilations, strict=True)]
         total = [max((o - 1) * s + k - n, 0) for o, s, k, n in zip(made, strides, spans, size, strict=True)]
-        return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in total]
+        return leading_pads(total, auto)
     given = node.attr("pads", [0] * (2 * len(taps))) if auto == "NOTSET" else [0] * (2 * len(taps))
     return list(given[: len(taps)])
 
@@ -40,7 +41,7 @@ def window_counts(node: Node, graph: Graph) -> NDArray[np.int64]:
     begin, end = pads_before(node, size, taps, made), [0] * len(taps)
     if node.attr("count_include_pad", 0):
         end = list(node.attr("pads", [0] * 2 * len(taps))[len(taps) :])
-        if node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
+        if node.attr("auto_pad", "NOTSET") in SAME:
             end = [max(t, 0) for t in _beyond(node, size, made, begin=begin, taps=taps)]
     before = begin if node.attr("count_include_pad", 0) else [0] * len(taps)
     found = np.ones((), np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
+from quantpipe.graph.same_pads import SAME, leading_pads, same_total
 from quantpipe.graph.view import Graph, Node
 
 Places = NDArray[np.int64]
@@ -247,10 +248,10 @@ class _Window:
     def placement(self, node: Node, size: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return leading pads and output size (ONNX: pads hold all begins, then all ends)."""
         auto, strides = node.attr("auto_pad", "NOTSET"), self.strides
-        if auto in ("SAME_UPPER", "SAME_LOWER"):
+        if auto in SAME:
             out = [-(-n // s) for n, s in zip(size, strides, strict=True)]
-            pads = [max((o - 1) * s + k - n, 0) for o, s, k, n in zip(out, strides, self.span, size, strict=True)]
-            return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in pads], out
+            pads = [same_total(n, s, k) for n, s, k in zip(size, strides, self.span, strict=True)]
+            return leading_pads(pads, auto), out
         begin, end = self._pads(node)
         spans = zip(size, begin, end, self.span, strides, strict=True)
         return begin, [(n + b + e - k) // s + 1 for n, b, e, k, s in spans]
@@ -261,12 +262,12 @@ class _Window:
         extra = node.attr("output_padding", [0] * len(size))
         full = [(n - 1) * s + x + k for n, s, x, k in zip(size, self.strides, extra, self.span, strict=True)]
         given = node.attr("output_shape", None)
-        if given is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
+        if given is None and auto not in SAME:
             begin, end = self._pads(node)
             return begin, [f - b - e for f, b, e in zip(full, begin, end, strict=True)]
         out = list(given[-len(size) :]) if given else [n * s for n, s in zip(size, self.strides, strict=True)]
         pads = [max(f - o, 0) for f, o in zip(full, out, strict=True)]
-        return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in pads], out
+        return leading_pads(pads, auto), out
 
     def _pads(self, node: Node) -> tuple[list[int], list[int]]:
         rank = len(self.kernel)

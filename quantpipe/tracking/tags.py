@@ -18,7 +18,7 @@ VIEW = "quantpipe"
 """The key under which an experiment has the columns of its table of runs."""
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 COMPARED = ("realized/top1", "float/top1", "realized/kl", "model/realized_bytes", "latency/ratio")
-"""As many as are visible on a common screen: MLflow orders columns by name, and opens its assistant beside them."""
+"""As many as are visible on a common screen: MLflow orders columns by name, and opens its assistant next to them."""
 TOLD_APART = ("hardware", "search", "model")
 COLUMNS = (
     "attributes.`Created`",

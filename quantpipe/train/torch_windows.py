@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from quantpipe.graph.same_pads import SAME, leading_pads, same_total
 from quantpipe.graph.view import Node
 from quantpipe.train.float_op import Call
 
@@ -44,9 +45,9 @@ def _frame(call: Call, kernel: Sequence[int], sizes: Sequence[int]) -> _Frame:
     found: list[tuple[int, int, int]] = []
     for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         span = (kernel[axis] - 1) * dilations[axis] + 1
-        if mode in ("SAME_UPPER", "SAME_LOWER"):
-            total = max((-(-size // stride) - 1) * stride + span - size, 0)
-            first = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        if mode in SAME:
+            total = same_total(size, stride, span)
+            (first,) = leading_pads([total], mode)
             found.append((first, total - first, 0))
             continue
         first, last = (0, 0) if mode == "VALID" else (pads[axis], pads[axis + axes])
@@ -103,14 +104,14 @@ def conv_transpose(call: Call) -> Tensor:
 def _removed(call: Call, whole: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the elements to remove at both ends of a transposed convolution's axes, of sizes `whole` without pads."""
     axes, mode = len(sizes), call.attr("auto_pad", "NOTSET")
-    wanted, same = call.attr("output_shape"), mode in ("SAME_UPPER", "SAME_LOWER")
+    wanted, same = call.attr("output_shape"), mode in SAME
     if wanted is None and same:
         wanted = [size * stride for size, stride in zip(sizes, call.attr("strides", [1] * axes), strict=True)]
     if wanted is None:
         pads = [0] * 2 * axes if mode == "VALID" else call.attr("pads", [0] * 2 * axes)
         return pads[:axes], pads[axes:]
     total = [size - want for size, want in zip(whole, wanted[-axes:], strict=True)]
-    before = [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total]
+    before = leading_pads(total, mode)
     return before, [t - b for t, b in zip(total, before, strict=True)]
 
 

@@ -134,7 +134,7 @@ def test_runs_are_held_against_the_best_by_what_decides() -> None:
     assert str(report["verdict"]).startswith("A and B have equal results, the best by the smallest loss.")
     assert "vs best: mean loss" in printed(report) and "Wilcoxon" in printed(report)
     assert "loss +0.15, p < 0.001" in compare_note(report) and "points" not in compare_note(report)
-    assert "loss beside the best" in compare_page(report) and "+0.15" in compare_page(report)
+    assert "loss compared with the best" in compare_page(report) and "+0.15" in compare_page(report)
     by_accuracy = compare([made("0"), made("1", right=few)])
     assert "vs best: points of accuracy" in printed(by_accuracy) and "McNemar" in printed(by_accuracy)
 

@@ -204,24 +204,25 @@ def test_a_graph_without_nodes_is_refused(tmp_path: Path) -> None:
     assert "the file holds no graph with nodes and outputs" in refused(path)
 
 
-def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
+def convolve(folder: Path) -> Path:
+    """Return the file of a model with an op that nobody knows."""
     net = Net()
     net.output(net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3))
     proto = net.proto()
     proto.graph.node[0].op_type = "Convolve"
-    path = tmp_path / "odd.onnx"
+    path = folder / "odd.onnx"
     onnx.save(proto, path)
+    return path
+
+
+def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
+    path = convolve(tmp_path)
     assert "onnxruntime cannot load it" in refused(path) and "Convolve" in refused(path)
     assert "ONNXRuntimeError" not in refused(path)
 
 
 def test_the_runtimes_own_text_comes_through_the_isolated_process(tmp_path: Path) -> None:
-    net = Net()
-    net.output(net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3))
-    proto = net.proto()
-    proto.graph.node[0].op_type = "Convolve"
-    path = tmp_path / "odd.onnx"
-    onnx.save(proto, path)
+    path = convolve(tmp_path)
     with pytest.raises(ModelError) as caught:
         load_graph(path, lambda _: {"x": np.zeros((1, 3, 8, 8), np.float32)})
     assert any("ONNXRuntimeError" in note for note in caught.value.__notes__)

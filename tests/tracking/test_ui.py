@@ -94,7 +94,7 @@ def test_a_sweep_in_the_pages_of_mlflow(launch: Path, tmp_path: Path, server: st
 
 @pytest.mark.slow
 def test_the_table_of_runs_shows_what_is_compared_at_1700_pixels(launch: Path, tmp_path: Path, server: str) -> None:
-    """Metrics come before parameters, and nothing hides them: MLflow opens its assistant beside the table."""
+    """Metrics come before parameters, and nothing hides them: MLflow opens its assistant next to the table."""
     with MlflowTracker(launch_folder=launch, parent_key=None) as tracker:
         tracker.start("one", {"hardware": "vta", "search": "greedy", "model": "m", "seed": 0, "schema": "a"}, {})
         tracker.log_metrics(dict.fromkeys((*COMPARED, "search/seconds", "cost/cycles"), 0.5))

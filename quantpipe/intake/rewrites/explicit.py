@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from quantpipe.graph.same_pads import leading_pads, same_total
+
 WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1}
 """Convolution -> the place of its weight among the inputs."""
 SAME_SHAPE = frozenset({"DequantizeLinear", "QuantizeLinear", "Identity", "Cast"})
@@ -56,20 +58,16 @@ def _pads(node: ir.Node, axes: int) -> list[int] | None:
     if mode == "VALID":
         return [0] * (2 * axes)
     kernel, strides, dilations = (node.attributes[name].as_ints() for name in ("kernel_shape", "strides", "dilations"))
-    first = node.inputs[0]
-    sizes: list[object] = [None] * axes if first is None or first.shape is None else list(first.shape[2:])
+    data = node.inputs[0]
+    sizes: list[object] = [None] * axes if data is None or data.shape is None else list(data.shape[2:])
     totals: list[int] = []
     for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        reach = (taps - 1) * dilation
-        if stride == 1:
-            totals.append(reach)
-        elif isinstance(size, int):
-            totals.append(max(0, (-(-size // stride) - 1) * stride + reach + 1 - size))
-        else:
+        span = (taps - 1) * dilation + 1
+        if stride > 1 and not isinstance(size, int):
             return None
-    less = [total // 2 for total in totals]
-    more = [total - half for total, half in zip(totals, less, strict=True)]
-    return [*less, *more] if mode == "SAME_UPPER" else [*more, *less]
+        totals.append(same_total(size, stride, span) if isinstance(size, int) else span - 1)
+    first = leading_pads(totals, mode)
+    return [*first, *(total - pad for total, pad in zip(totals, first, strict=True))]
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.same_pads import SAME, leading_pads
 from quantpipe.graph.view import Node
 from quantpipe.oprules.geometry import pads_before
 from quantpipe.realize.c.c_buffers import CWalk
@@ -181,14 +182,14 @@ def data_of(kernel: Kernel) -> str:
 def transposed_begin(node: Node, size: tuple[int, ...], taps: tuple[int, ...], made: tuple[int, ...]) -> list[int]:
     """Return the leading pads of a transposed convolution: given, or as they follow from the measured result."""
     auto, rank = node.attr("auto_pad", "NOTSET"), len(taps)
-    if node.attr("output_shape", None) is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
+    if node.attr("output_shape", None) is None and auto not in SAME:
         return list(node.attr("pads", [0] * (2 * rank))[:rank]) if auto == "NOTSET" else [0] * rank
     strides, dilations = node.attr("strides", [1] * rank), node.attr("dilations", [1] * rank)
     extra = node.attr("output_padding", [0] * rank)
     spans = [(k - 1) * d + 1 for k, d in zip(taps, dilations, strict=True)]
     full = [(n - 1) * s + x + k for n, s, x, k in zip(size, strides, extra, spans, strict=True)]
     pads = [max(f - o, 0) for f, o in zip(full, made, strict=True)]
-    return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in pads]
+    return leading_pads(pads, auto)
 
 
 def _finished(walk: CWalk, plan: Accumulate | Contract, kind: str, *, acc: str, channel: str) -> str:
