@@ -18,6 +18,7 @@ from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind, co
 from quantpipe.annotate.conversions import fewest_conversions, may_move
 from quantpipe.annotate.guards import GUARD, is_guard
 from quantpipe.annotate.real_sums import may_be_real, real_sums
+from quantpipe.annotate.run_scales import dynamic_nodes
 from quantpipe.annotate.tail import ALWAYS, AUTO, NEVER, tail_of
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
@@ -49,6 +50,8 @@ class AnnotateOptions:
     `float_nodes` are glob patterns over node names, `float_ops` op types, `only_ops` those op types that alone are
     quantized (empty: all that can be); `min_bits` is the floor of every choice.
 
+    `dynamic` are glob patterns over dense layers whose input gets a scale from each run's samples (run_scales.py).
+
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
     as part of the search (0 must be among them). `choices` are the kinds of decisions that a search may take.
@@ -63,6 +66,7 @@ class AnnotateOptions:
     float_nodes: tuple[str, ...] = ()
     float_ops: tuple[str, ...] = ()
     only_ops: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
     skip_first: bool = False
     skip_last: bool = False
     float_tail: str = AUTO
@@ -73,7 +77,7 @@ class AnnotateOptions:
     split_channels: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("choices", "threshold_steps", "float_nodes", "float_ops", "only_ops"):
+        for name in ("choices", "threshold_steps", "float_nodes", "float_ops", "only_ops", "dynamic"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for kind in self.choices:
             if kind not in KINDS:
@@ -168,7 +172,8 @@ def decide(
         for n in graph.nodes
         if structure.floats(n.name)
     }
-    kept = _angles(graph) | _skipped(graph, spec) | _kept_in_float(graph, options) | chosen
+    dynamic = dynamic_nodes(graph, spec, options.dynamic)
+    kept = _angles(graph) | _skipped(graph, spec) | _kept_in_float(graph, options) | dynamic | chosen
     additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
     found = Conditions({}, {}, additions, _held(graph, options))
     either: dict[str, OpSignature] = {}

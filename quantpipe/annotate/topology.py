@@ -90,8 +90,10 @@ def analyze(
     pins = pins_of(graph, functions, draft.dtypes, constraints, spec=spec, schema=schema)
     solved = scale_groups(graph, spec, kernels, stored, edges=edges, pins=pins, least=least)
     real = weighted(graph, spec, reasons)
-    reasons |= {k.node: reason_of(spec) for k in real}
-    weights |= {k.weight: weight_only_types(spec, k.op)[-1] for k in real if k.weight is not None}
+    blocks = [k for k in real if reasons[k.node].kind is not ReasonKind.DYNAMIC]
+    weights |= {k.weight: DType.INT8 for k in real if k.weight is not None and k not in blocks}
+    weights |= {k.weight: weight_only_types(spec, k.op)[-1] for k in blocks if k.weight is not None}
+    reasons |= {k.node: reason_of(spec) for k in blocks}
     granularity = partial(_granularity, structure, schema)
     sites = weight_sites(
         graph,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import refusal
-from quantpipe.oprules import rule_of
+from quantpipe.oprules import OP_RULES, rule_of
 from quantpipe.types import Form, HardwareSpec, Kernel, Operand, OpSignature, Reason, ReasonKind
 
 LEFT = (ReasonKind.DEVICE, ReasonKind.AROUND)
@@ -20,8 +20,9 @@ def weighted(graph: Graph, spec: HardwareSpec, reasons: Mapping[str, Reason]) ->
 
     `reasons`: float node -> why it is in float.
     """
+    asked = tuple(_real(n, graph) for n in graph.nodes if n.name in reasons and _is_dynamic(reasons[n.name]))
     if spec.weights.block is None or not spec.weights.block.are_real:
-        return ()
+        return asked
     captured = {t for n in graph.nodes for t in n.captured}
     found = {n.name: k for n in graph.nodes if n.name in reasons and (k := _kernel(n, graph, spec, reasons[n.name]))}
 
@@ -30,7 +31,7 @@ def weighted(graph: Graph, spec: HardwareSpec, reasons: Mapping[str, Reason]) ->
         shared = all(r.name in found and found[r.name].weight == kernel.weight for r, _ in readers)
         return shared and kernel.weight not in captured and kernel.weight not in graph.output_names
 
-    return tuple(k for k in found.values() if alone(k))
+    return asked + tuple(k for k in found.values() if alone(k))
 
 
 def reason_of(spec: HardwareSpec) -> Reason:
@@ -51,8 +52,19 @@ def signatures_of(graph: Graph, spec: HardwareSpec, node: Node) -> tuple[OpSigna
 def _kernel(node: Node, graph: Graph, spec: HardwareSpec, reason: Reason) -> Kernel | None:
     rule = rule_of(node)
     weight = rule.weight_of(node, graph) if rule is not None else None
-    if rule is None or weight is None or reason.kind not in LEFT or not signatures_of(graph, spec, node):
+    if weight is None or reason.kind not in LEFT or not signatures_of(graph, spec, node):
         return None
+    return _real(node, graph)
+
+
+def _is_dynamic(reason: Reason) -> bool:
+    return reason.kind is ReasonKind.DYNAMIC
+
+
+def _real(node: Node, graph: Graph) -> Kernel:
+    """Return a node that multiplies floats by an integer weight, as a kernel without stored integers."""
+    rule = OP_RULES[node.op]
+    weight = rule.weight_of(node, graph)
     (port,) = rule.activations(node, graph)
     operand = Operand(port, node.inputs[port], Form.FLOAT)
     return Kernel(node.name, node.op, (operand,), node.outputs[0], Form.FLOAT, weight=weight)

@@ -75,7 +75,7 @@ def described(node: ir.Node) -> WrittenNode:
 
 
 def _is_auxiliary(node: ir.Node, heads: tuple[str, ...]) -> bool:
-    """Whether a node belongs to a look-up of rows, stores the first state of a loop, or casts for nodes in float16."""
+    """Return whether a node belongs to a look-up of rows, a loop's first state, a scale of each run or a cast."""
     name = node.name or ""
     cast = name.endswith((f"/{TO_HALF}", f"/{TO_SINGLE}"))
     return cast or bool(heads and name.startswith(heads))
@@ -84,7 +84,8 @@ def _is_auxiliary(node: ir.Node, heads: tuple[str, ...]) -> bool:
 def _heads(topology: Topology) -> tuple[str, ...]:
     """What the names of such nodes begin with."""
     tables = [n for node, site in topology.table_of.items() for n in (node, site.tensor, f"{site.tensor}_q")]
-    return (*(f"{name}/" for name in tables), *(f"{name}/first " for name in topology.loop_of))
+    run = [n for node in topology.dynamic for n in (node, topology.weighted_of[node].operands[0].tensor)]
+    return (*(f"{name}/" for name in (*tables, *run)), *(f"{name}/first " for name in topology.loop_of))
 
 
 def _attribute(held: Any) -> Any:

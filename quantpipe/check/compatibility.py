@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.annotate.topology import analyze
 from quantpipe.check.decision_text import decisions
 from quantpipe.check.exact_forms import LoadedForm, loaded_forms
@@ -236,10 +237,11 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
 
 
 def _weights_only(topology: Topology, spec: HardwareSpec) -> list[str]:
-    """Return a sentence where weights alone are in integers."""
+    """Return a sentence where weights alone are in integers, or inputs have scales of each run."""
     count, block = len(topology.weighted), spec.weights.block
     if not count or block is None:
-        return []
+        by_run = dynamic_note(topology)
+        return [] if by_run is None else [by_run]
     return [f"{count} nodes multiply float inputs by integer weights in blocks of {block.size}"]
 
 

@@ -25,7 +25,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.intake.isolated_process import Limits, Tell, apart
 from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, LatencyPart, OutputRow, Samples, Topology
+from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, Isa, LatencyPart, OutputRow, Samples, Topology
 
 BEHIND_DB = 0.5
 """From here on it is told."""
@@ -136,7 +136,9 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
     return {"samples": len(few), "rows": rows}
 
 
-def baseline_warning(part: BaselinePart | None, topology: Topology, anew: bool = False) -> str | None:
+def baseline_warning(
+    part: BaselinePart | None, topology: Topology, spec: HardwareSpec, anew: bool = False
+) -> str | None:
     """Return a warning if an onnxruntime form is more accurate at the same speed, or as accurate and faster.
 
     `anew`: recurrent layers, which onnxruntime runs as one, were written as steps or loops.
@@ -149,18 +151,32 @@ def baseline_warning(part: BaselinePart | None, topology: Topology, anew: bool =
     if not nearer and not faster:
         return None
     row = max(nearer, key=lambda r: r["gap_db"] or 0.0) if nearer else min(faster, key=lambda r: r["latency"] or 1.0)
-    products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
-    only = f"annotate.only_ops=[{','.join(products)}]"
-    only = OWN_CELLS if anew else only
-    near = {"static": "threshold=output_error, or threshold=max_range", "dynamic": f"{only}, or recover=default"}[
-        row["form"]
-    ]
-    fast = {"static": "annotate.choices=[float] search=greedy objective.cost=latency", "dynamic": only}[row["form"]]
+    helps = _dynamic_remedies(topology, spec, anew)
+    if row["form"] == "static":
+        near = ["threshold=output_error", "threshold=max_range"]
+        helps = near if nearer else ["annotate.choices=[float] search=greedy objective.cost=latency"]
     return (
         f"onnxruntime's own {row['form']} quantization is {'nearer' if nearer else 'as near'} to the float model at "
         f"the output {row['output']}: {row['sqnr_db']:.1f} dB against {row['own_db']:.1f} dB on {part['samples']} "
-        f"samples, in {row['latency']:.2f} of the result's time; what could help: {near if nearer else fast}"
+        f"samples, in {row['latency']:.2f} of the result's time; what could help: {', or '.join(helps)}"
     )
+
+
+def _dynamic_remedies(topology: Topology, spec: HardwareSpec, anew: bool) -> list[str]:
+    """Return overrides that bring a result near to the dynamic form: the form itself first, where the device has it."""
+    products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
+    dense = sorted({k.op for k in topology.kernels if k.op in spec.dynamic and k.weight is not None})
+    found = [OWN_CELLS] if anew else []
+    if dense:
+        found.append(
+            f"annotate.dynamic=['*'] annotate.only_ops=[{','.join(dense)}], the same form of the dense layers, whose "
+            "results depend on what a batch holds"
+        )
+    elif topology.dynamic and spec.isa is Isa.ANY:
+        found.append("hardware.isa=vnni, with which weights are not limited so that no pair of products saturates")
+    if products and not anew:
+        found.append(f"annotate.only_ops=[{','.join(products)}]")
+    return [*found, "recover=default"]
 
 
 def _trial(make: Callable[[], Session], samples: Samples, size: int) -> None:

@@ -92,6 +92,10 @@ class GraphBuilder:
         attrs = {a.name: a for a in convert_attributes(attributes)}
         return self._append(op_type, domain, inputs, attrs, name=name, outputs=[output or name], claim=claim)[0]
 
+    def results(self, op_type: str, *inputs: ir.Value | None, name: str, outputs: Sequence[str]) -> list[ir.Value]:
+        """Append a node of ONNX's own domain without attributes, with several outputs; return these."""
+        return self._append(op_type, "", inputs, {}, name=name, outputs=list(outputs), claim=False)
+
     def copy(
         self,
         node: Node,

@@ -78,6 +78,10 @@ def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float
     return sum([*stored, *left]) / 8
 
 
+RUN_BITS = 8
+"""Of an input that gets a scale from the samples of each run."""
+
+
 def _real_bits(graph: Graph, topology: Topology, tensor: str) -> int:
     """Return the bits of a float tensor: 16 if made in float16 or, for a constant, only read by such nodes."""
     made = graph.producers.get(tensor)
@@ -88,7 +92,8 @@ def _real_bits(graph: Graph, topology: Topology, tensor: str) -> int:
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bit operations per sample: Σ MACs · weight bits · activation bits.
 
-    Float nodes count 32 x 32 (16 x 16 where they compute in float16), or 32 times the bits of an integer weight.
+    Float nodes count 32 x 32 (16 x 16 where they compute in float16), or 32 times the bits of an integer weight. Where
+    the input gets a scale of each run, they count 8 times these bits.
     Products inside loops count by the bits of their weights and of the state.
     """
     total = 0
@@ -97,6 +102,8 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
         loop = topology.loop_of.get(node.name)
         real = HALF_BITS if node.name in topology.half_nodes else FLOAT_BITS
         width = _operand_bits(kernel, bits, real) if loop is None else _loop_bits(loop, bits)
+        if node.name in topology.dynamic:
+            width = RUN_BITS * bits[topology.weighted_of[node.name].weight or ""]
         total += macs(node, graph) * width
     return float(total)
 
@@ -152,7 +159,8 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
             if node.name in topology.weighted_of:
                 site = topology.weight_of[weight or ""]
                 loaded *= _stored_width(site, graph, spec, bits[site.tensor], width=FLOAT_BITS) / FLOAT_BITS
-            found = work / real_rate(spec, real)
+            dynamic = node.name in topology.dynamic
+            found = work / (rate(spec, RUN_BITS) if dynamic else real_rate(spec, real))
         elif kernel.weight is None:
             found = work / rate(spec, max(storage.width(o.tensor, bits[o.tensor], types) for o in kernel.operands))
         else:

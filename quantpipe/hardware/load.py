@@ -23,6 +23,7 @@ from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.stored_tables import read_tables
 from quantpipe.hardware.vectors import VECTOR_STEPS
 from quantpipe.oprules import OP_RULES, Family
+from quantpipe.oprules.channels import COLUMNS, DenseColumns
 from quantpipe.option_checks import is_integer
 from quantpipe.types import (
     ActivationLimits,
@@ -81,6 +82,7 @@ OPTIONAL = (
     "kernels",
     "first_last_bits",
     "types",
+    "dynamic",
     "tables",
     "recurrent",
     "cache",
@@ -88,6 +90,8 @@ OPTIONAL = (
 )
 LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
+DYNAMIC = tuple(op for op, columns in COLUMNS.items() if isinstance(columns, DenseColumns))
+"""Ops that may have a scale of each run: DynamicQuantizeLinear and MatMulInteger compute them."""
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
@@ -148,6 +152,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         qdq_bias=_qdq_bias(reader, data.get("qdq_bias")),
         functions=read_functions(reader, data.get("functions")),
         loads=_loads(reader, data.get("loads", ())),
+        dynamic=_dynamic(reader, data.get("dynamic", ())),
         tables=read_tables(reader, data),
         recurrent=read_recurrent_limits(reader, data),
         device=read_chip(reader, data),
@@ -178,6 +183,14 @@ def _loads(reader: Reader, value: object) -> tuple[str, ...]:
         if form not in LOADED:
             raise reader.error("loads", f"is {form!r}{nearest(form, LOADED)}; legal are {', '.join(LOADED)}, or []")
     return forms
+
+
+def _dynamic(reader: Reader, value: object) -> tuple[str, ...]:
+    ops = tuple(str(op) for op in listed(value))
+    for op in ops:
+        if op not in DYNAMIC:
+            raise reader.error("dynamic", f"is {op!r}{nearest(op, DYNAMIC)}; legal are {', '.join(DYNAMIC)}, or []")
+    return ops
 
 
 def _float_types(reader: Reader, data: Data) -> tuple[FloatType, ...]:

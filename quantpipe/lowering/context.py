@@ -137,6 +137,7 @@ class Context:
         self._values: dict[tuple[str, Form], ir.Value] = {}
         self._halves: dict[str, ir.Value] = {}
         self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
+        self.by_run: dict[str, list[ir.Value]] = {}
 
     def set(self, tensor: str, form: Form, value: ir.Value) -> None:
         """Keep the value of a tensor in a form for the nodes that read it."""

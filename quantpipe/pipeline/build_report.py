@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.check.decision_text import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.evaluate.baseline import baseline_warning
@@ -105,6 +106,7 @@ def build_report(
     """
     settings, graph, topology, inputs = context.settings, context.graph, context.topology, context.inputs
     anew = graph.as_given is not None
+    behind = baseline_warning(evaluated.baseline, topology, settings.spec, anew)
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
     recovery = decision.recovery
     carried = evaluation.generalization
@@ -168,11 +170,12 @@ def build_report(
             *_search_notes(decision.report),
             *_overruled(decision.report.get("threshold_rules", ())),
             *evaluation.warnings,
+            *([by_run] if (by_run := dynamic_note(topology)) is not None else []),
             *([changed] if (changed := imported_warning(evaluated.imported)) is not None else []),
             *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
             *([evaluated.slower] if evaluated.slower is not None else []),
-            *([behind] if (behind := baseline_warning(evaluated.baseline, topology, anew)) is not None else []),
+            *([] if behind is None else [behind]),
         ],
     }
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import cast
 
 from quantpipe.annotate.half import below_half, beyond_half
+from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.artifacts import read_json
 from quantpipe.artifacts.checkpoint import PartCheckpoint
 from quantpipe.certify import certificate, proof_summary
@@ -224,6 +225,8 @@ def _evaluate(
         *forms_warnings(forms),
     ):
         context.console.warn(warning)
+    if (by_run := dynamic_note(context.topology)) is not None:
+        context.console.warn(by_run)
     host = host_warning(context.graph, context.topology, plan, settings.spec)
     if host is not None:
         context.console.warn(host)
@@ -324,7 +327,7 @@ def _baseline(
     if compared.is_cut:
         budget.leave_out("samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)")
     found = baseline(compared, evaluation.accurate)
-    said = baseline_warning(found, context.topology, context.graph.as_given is not None)
+    said = baseline_warning(found, context.topology, context.settings.spec, graph.as_given is not None)
     if said is not None:
         context.console.warn(said)
     return found

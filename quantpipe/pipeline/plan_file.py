@@ -50,6 +50,7 @@ from quantpipe.types.plan_file import (
     RequantizePart,
     RowTablePart,
     TermPart,
+    WeightedPart,
     WeightPart,
 )
 
@@ -78,9 +79,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> PlanFile:
     if plan.tables:
         found["tables"] = _tables(plan, topology)
     if topology.weighted:
-        found["weighted"] = {
-            k.node: {"op": k.op, "weight": k.weight} for k in topology.weighted if k.weight is not None
-        }
+        found["weighted"] = {k.node: _weighted(k, topology) for k in topology.weighted}
     if plan.loops:
         found["loops"] = {node: _loop(products, topology.loop_of[node]) for node, products in plan.loops.items()}
     if topology.caches:
@@ -89,6 +88,11 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> PlanFile:
             for c in topology.caches
         ]
     return found
+
+
+def _weighted(kernel: Kernel, topology: Topology) -> WeightedPart:
+    found: WeightedPart = {"op": kernel.op, "weight": kernel.weight or ""}
+    return {**found, "dynamic": True} if kernel.node in topology.dynamic else found
 
 
 def _weight(weight: WeightTensor, channel_axis: int) -> WeightPart:

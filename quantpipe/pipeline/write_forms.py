@@ -91,7 +91,9 @@ class Forms:
             caches = stored_ports(form.rendered.model) if form.rendered is not None else ()
             files = tuple(form.files) or (form.file,)
             rows.append(Shipped(form.form, files, options, form.inexact, form.howto, caches))
-        return ship_text(context.graph, plan, rows, spec=context.settings.spec, made=self.made)
+        return ship_text(
+            context.graph, plan, rows, topology=context.topology, spec=context.settings.spec, made=self.made
+        )
 
 
 def write_forms(context: RunContext, plan: QuantPlan, strategy: str) -> Forms:

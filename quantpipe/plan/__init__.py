@@ -12,6 +12,7 @@ from quantpipe.plan.planner import Planner
 from quantpipe.plan.problem import Problem
 from quantpipe.plan.saturating_pairs import (
     channels_of_file,
+    data_of,
     kernel_order,
     kernels_with_wide_pairs,
     pair_limit,

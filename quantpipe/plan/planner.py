@@ -24,7 +24,7 @@ from quantpipe.plan.loop_numbers import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.table_numbers import given_table, row_table, tied_table
-from quantpipe.plan.weights import choose_loop_weight, choose_real_weight, choose_weight, ends
+from quantpipe.plan.weights import choose_dynamic_weight, choose_loop_weight, choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,
     DType,
@@ -96,7 +96,10 @@ class Planner:
             if kernel.weight is not None:
                 choose_weight(builder, kernel)
         for kernel in topology.weighted:
-            choose_real_weight(builder, kernel.weight or "")
+            if kernel.node in topology.dynamic:
+                choose_dynamic_weight(builder, kernel)
+            else:
+                choose_real_weight(builder, kernel.weight or "")
         for site in topology.loops:
             for _, tensor in site.products:
                 choose_loop_weight(builder, site, tensor)

@@ -37,6 +37,9 @@ BLOCK = 1 << 20
 MOST_PER_CHANNEL = 500
 """Saturating pairs of one output channel whose excess float32 still adds up exactly: 500 · 32 512 < 2^24."""
 
+OF_RUN = Quantizer("", np.asarray(1, np.float32), 128, DType.UINT8, 8, 0, 255)
+"""An input that gets a scale from the samples of each run; its zero point is not known before, and taken as 128."""
+
 
 def saturating_pairs(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
     """Return the pairs of an accumulating kernel that some input can drive out of int16 on the device.
@@ -94,7 +97,7 @@ def needs_wide_pairs(
 
 
 def kernels_with_wide_pairs(graph: Graph, topology: Topology, plan: QuantPlan) -> list[str]:
-    """Return the accumulating kernels of which some input drives a pair of products out of int16, in graph order."""
+    """Return the kernels and layers with scales of each run of which some input drives a pair out of int16."""
     found = []
     for kernel in topology.kernels:
         made = plan.kernels.get(kernel.node)
@@ -108,7 +111,18 @@ def kernels_with_wide_pairs(graph: Graph, topology: Topology, plan: QuantPlan) -
         else:
             wide = needs_wide_pairs(graph, topology, kernel, weight, data=data)
         found += [kernel.node] if wide else []
+    for name in topology.dynamic:
+        weight = plan.weights[topology.weighted_of[name].weight or ""]
+        if weight.dtype.signed and saturates(
+            weight.values, topology.weight_of[weight.tensor].channel_axis, DType.UINT8.qmax
+        ):
+            found.append(name)
     return found
+
+
+def data_of(kernel: Kernel, topology: Topology, plan: QuantPlan) -> Quantizer | None:
+    """Return how a kernel's input is stored; None if it is read as floats."""
+    return OF_RUN if kernel.node in topology.dynamic else plan.quantizers.get(kernel.operands[0].tensor)
 
 
 def saturates(values: NDArray[Any], channel_axis: int, largest: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.graph.length_limits import KEY as LENGTHS
 from quantpipe.graph.length_limits import LengthLimit
 from quantpipe.graph.stored_ports import StoredPort
@@ -14,7 +15,7 @@ from quantpipe.realize.deployment import how_to_run, loading_code
 from quantpipe.realize.open_lengths import length_limits, longest_open_sum
 from quantpipe.realize.provenance import Provenance, port_numbers
 from quantpipe.realize.ship_samples import IDENTITY
-from quantpipe.types import HardwareSpec, QuantPlan, TensorInfo
+from quantpipe.types import HardwareSpec, QuantPlan, TensorInfo, Topology
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,20 @@ class Shipped:
     caches: tuple[StoredPort, ...] = ()
 
 
-def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: HardwareSpec, made: Provenance) -> str:
+def ship_text(
+    graph: Graph,
+    plan: QuantPlan,
+    forms: Sequence[Shipped],
+    *,
+    topology: Topology,
+    spec: HardwareSpec,
+    made: Provenance,
+) -> str:
     """Return SHIP.md, whose Python code runs in the folder of the files.
 
     `forms` begins with the form of model.onnx.
     """
+    by_run = dynamic_note(topology)
     lines = [
         "# What to ship",
         "",
@@ -53,6 +63,7 @@ def ship_text(graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, spec: 
         *(_row(form) for form in forms),
         "",
         "`plan.json` has every scale, multiplier, shift and bias; `certificate.json` has the proofs for `model.onnx`.",
+        *([] if by_run is None else ["", f"{_capital(by_run)}."]),
         "",
         "## Inputs",
         "",

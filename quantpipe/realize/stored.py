@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.loop_writers import CarriedState, StepBody
+from quantpipe.lowering.run_scales import weigh_by_run
 from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.realize.blocks import dequantized
 from quantpipe.realize.loop_bodies import multiply_state, store_state
@@ -90,8 +92,10 @@ class Stored(StoredConstants):
 
         Of weights in blocks it quantizes the activations to 8 bits; on x86 without VNNI pairs of products saturate.
         """
-        exact = kernels_with_wide_pairs(context.graph, context.topology, context.plan)
-        return {**(REAL_ACTIVATIONS if context.topology.weighted else {}), **(EXACT_PAIRS if exact else {})}
+        topology = context.topology
+        exact = kernels_with_wide_pairs(context.graph, topology, context.plan)
+        blocks = len(topology.weighted) > len(topology.dynamic)
+        return {**(REAL_ACTIVATIONS if blocks else {}), **(EXACT_PAIRS if exact else {})}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Return a graph input as it is."""
@@ -182,7 +186,19 @@ class Stored(StoredConstants):
         return self._packed[key]
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write a node that multiplies floats by an integer weight: the float op after DequantizeLinear."""
+        """Write a node that multiplies floats by an integer weight: the float op after DequantizeLinear.
+
+        One whose input gets a scale of each run has integers instead.
+        """
+        if node.name in context.topology.dynamic:
+            weight = context.plan.weights[kernel.weight or ""]
+            return weigh_by_run(
+                context,
+                node,
+                kernel,
+                write=partial(self.constant, context),
+                weight=partial(self.weight, context, weight),
+            )
         inputs = [self.real_weight(context, t) if t == kernel.weight else context.real(t) for t in node.inputs]
         return context.builder.copy(node, inputs)[0]
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quantpipe.arrays import EXACT_FLOAT32, along
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.external_weights import is_mapped
+from quantpipe.graph.session_options import EXACT_PAIRS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
@@ -27,7 +28,9 @@ from quantpipe.lowering.fixedpoint import fixed_sum
 from quantpipe.lowering.loop_writers import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
+from quantpipe.lowering.run_scales import weigh_by_run
 from quantpipe.oprules import Family
+from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.simulate import simulated_functions as functions
 from quantpipe.simulate.arithmetic import Arithmetic
@@ -118,12 +121,25 @@ class Simulated(Arithmetic):
         return self._weight(context, f"{tensor}.q", centred)
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return no options: the simulated graph has no integer kernels."""
-        return {}
+        """Return no options without integer kernels, which layers with scales of each run alone have here."""
+        topology = context.topology
+        wide = topology.dynamic and kernels_with_wide_pairs(context.graph, topology, context.plan)
+        return EXACT_PAIRS if wide else {}
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Write a node that multiplies floats by an integer weight, as float op on the real weight."""
+        """Write a node that multiplies floats by an integer weight, as float op on the real weight.
+
+        One whose input gets a scale of each run has integers here, too.
+        """
         weight = context.plan.weights[kernel.weight or ""]
+        if node.name in context.topology.dynamic:
+            return weigh_by_run(
+                context,
+                node,
+                kernel,
+                write=partial(self._weight, context),
+                weight=lambda values: self._weight(context, f"{weight.tensor}.integers", values),
+            )
         real = real_weight(weight, context.topology.weight_of[weight.tensor].channel_axis)
         found = self._weight(context, f"{weight.tensor}.real", real)
         self.centred[found.name or ""] = weight

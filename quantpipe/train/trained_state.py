@@ -13,7 +13,7 @@ from quantpipe.arrays import along
 from quantpipe.graph.view import Graph
 from quantpipe.intake.rewrites.batch_norms import BatchNorm
 from quantpipe.plan import Overrides, Problem
-from quantpipe.plan.saturating_pairs import pair_limit
+from quantpipe.plan.saturating_pairs import data_of, pair_limit
 from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.train.train_options import TrainOptions
 from quantpipe.train.weight_parameters import WeightStart
@@ -71,9 +71,9 @@ def _pair_limit(state: TrainedState, site: WeightSite, stored: WeightTensor) -> 
     """Return the largest magnitude of two neighbours along K, where the device has such a limit."""
     problem, limits = state.problem, list[int | None]()
     for node in site.nodes:
-        kernel = problem.topology.kernel_of.get(node)
-        if kernel is not None:
-            data = state.plan.quantizers[kernel.operands[0].tensor]
+        kernel = problem.topology.kernel_of.get(node) or problem.topology.weighted_of.get(node)
+        data = None if kernel is None else data_of(kernel, problem.topology, state.plan)
+        if kernel is not None and data is not None:
             limits.append(
                 pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=stored, data=data)
             )

@@ -79,6 +79,8 @@ class HardwareSpec:
     """Pairs of nodes of one model, the second of which reads the first, that lie in one such kernel."""
     loads: tuple[str, ...] = ()
     """Forms that the device's own tool chain loads, the best first; none where it loads nothing that is written."""
+    dynamic: tuple[str, ...] = ()
+    """Ops that the device also runs with the input rounded to uint8 by a scale of each run (`annotate.dynamic`)."""
     tables: TableLimits | None = None
     """How tables of which rows are looked up are stored; None: as they are, in float."""
     recurrent: RecurrentLimits | None = None

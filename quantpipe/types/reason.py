@@ -34,6 +34,8 @@ class ReasonKind(StrEnum):
     """It could run in integers; what is around it makes float the better place."""
     WEIGHT_ONLY = "weight_only"
     """It multiplies real numbers by integer weights."""
+    DYNAMIC = "dynamic"
+    """Its input gets a scale from the samples of each run, and its weight is in integers."""
     SLOW = "slow"
     """The runtime computes it in float, or in a slow kernel."""
     WRITTEN_OUT = "written_out"

@@ -15,7 +15,7 @@ from quantpipe.types.dtype import DType
 from quantpipe.types.embedding_table import TableSite
 from quantpipe.types.hardware_fields import OpSignature
 from quantpipe.types.kernel import KernelSite
-from quantpipe.types.reason import Reason
+from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.recurrent_loop import LoopSite
 from quantpipe.types.schema import Blocks
 from quantpipe.types.statistics import Range
@@ -236,6 +236,11 @@ class Topology:
     def weighted_of(self) -> Mapping[str, Kernel]:
         """Return a mapping: node in float whose weight is held in integers -> what it reads and gives."""
         return {k.node: k for k in self.weighted}
+
+    @cached_property
+    def dynamic(self) -> tuple[str, ...]:
+        """Return the nodes of `weighted` whose input gets a scale from the samples of each run."""
+        return tuple(n for n in self.weighted_of if self.float_nodes[n].kind is ReasonKind.DYNAMIC)
 
     @cached_property
     def loop_of(self) -> Mapping[str, LoopSite]:

@@ -100,10 +100,10 @@ def _checked(folder: Folder) -> Verdict:
     _same_kernels(numbers)
     followed = _kernels(numbers, whole=stated)
     kernels = set(model.seen_nodes)
-    check_weighted(plan, model)
+    by_run = check_weighted(plan, model)
     followed |= model.seen_nodes - kernels
     floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
-    floats |= _looking_up(model, numbers.plan.get("tables", {}))
+    floats |= by_run | _looking_up(model, numbers.plan.get("tables", {}))
     floats |= casts_of_floats(model.nodes, floats)
     if stated:
         check_real_part(folder, model, floats)

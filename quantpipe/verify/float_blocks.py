@@ -17,15 +17,24 @@ from quantpipe.verify.checked_blocks import expect_codes
 from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.ops import attribute
 from quantpipe.verify.realized_model import Model
+from quantpipe.verify.run_scales import check_dynamic
 
 Array = NDArray[Any]
 FLOAT32 = 1
 
 
-def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
-    """Check the weight of every node that multiplies floats by integers."""
+def check_weighted(plan: Mapping[str, Any], model: Model) -> set[str]:
+    """Check the weight of every node that multiplies floats by integers.
+
+    Returns the names of further nodes of those whose input has a scale of each run.
+    """
+    further: set[str] = set()
     for name, said in plan.get("weighted", {}).items():
         weight, entry = str(said["weight"]), plan["weights"].get(said["weight"])
+        if said.get("dynamic"):
+            expect(entry is not None, name, f"plan.json has no weight {weight}")
+            further |= check_dynamic(name, entry, model)
+            continue
         expect(entry is not None and "block" in entry, name, f"plan.json has no weight {weight} in blocks")
         node = next((n for n in model.nodes if n.name == name), None)
         if node is None:
@@ -45,6 +54,7 @@ def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
         expect(digest == entry["values"], name, f"its weights are not those that plan.json names ({weight})")
         expect(array_digest(scale) == entry["scale"], name, "the scales of its blocks differ from plan.json")
         expect(array_digest(zero) == block["zero_point"], name, "the zero points of its blocks differ from plan.json")
+    return further
 
 
 def _behind(node: onnx.NodeProto, model: Model, entry: Mapping[str, Any]) -> tuple[Array, Array, Array, int]:

@@ -20,7 +20,7 @@ from quantpipe.artifacts.checkpoint import Kept, NoCheckpoint
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
-from quantpipe.plan import Overrides, Problem, pair_limit
+from quantpipe.plan import Overrides, Problem, data_of, pair_limit
 from quantpipe.plan.pair_safe import in_own_type
 from quantpipe.recover.reconstruct.forward import Forward, dequantized
 from quantpipe.recover.reconstruct.layer import FEW_BITS, LayerOptions
@@ -172,7 +172,7 @@ class _Walk:
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
 
     def _largest_pair(self, kernel: Kernel, weight: WeightTensor) -> int | None:
-        problem, data = self.problem, self.plan.quantizers.get(kernel.operands[0].tensor)
+        problem, data = self.problem, data_of(kernel, self.problem.topology, self.plan)
         if data is None:
             return None
         return pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=weight, data=data)
