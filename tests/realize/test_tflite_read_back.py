@@ -35,9 +35,8 @@ PADDED = "(padded)"
 
 
 DIFFERING = {
-    # pads that TensorFlow Lite does not know: the file holds the average in float, and the device has it in integers
-    ("average_pool_pads_not_counted", "tflite_int8"): 3615,
-    ("average_pool_pads_not_counted", "tflite_16x8"): 3863,
+    # pads that TensorFlow Lite does not know: the average is in float, and one result lies next to a tie of 16 bits
+    ("average_pool_pads_not_counted", "tflite_16x8"): 1,
     # the op between is in float, and its result lies next to a tie of 16 bits
     **{(f"function_{op}", "tflite_16x8"): 2 for op in ("sin", "cos", "log", "sqrt")},
 }

@@ -19,6 +19,7 @@ from quantpipe.intake.rewrites.gelu import gelu
 from quantpipe.intake.rewrites.gemm import plain_gemm, turned_weight
 from quantpipe.intake.rewrites.hard_sigmoid import hard_sigmoid
 from quantpipe.intake.rewrites.hard_swish import hard_swish
+from quantpipe.intake.rewrites.inner_windows import inner_windows
 from quantpipe.intake.rewrites.layer_norm import layer_norm
 from quantpipe.intake.rewrites.means import spatial_mean
 from quantpipe.intake.rewrites.recurrent import weights_outside
@@ -60,6 +61,7 @@ REWRITES: tuple[Rewrite, ...] = (
     extreme_to_clip,
     hard_sigmoid,
     hard_swish,
+    inner_windows,
     layer_norm,
     constant_difference,
     constant_quotient,
