@@ -52,7 +52,7 @@ def _shape(port: TensorInfo, given: Sequence[int] | None) -> tuple[int, ...]:
     if given is None:
         return tuple(d if d is not None else 1 if axis == 0 else FREE for axis, d in enumerate(port.shape))
     fits = len(given) == len(port.shape) and all(
-        isinstance(g, int) and g > 0 and d in (None, g) for g, d in zip(given, port.shape, strict=True)
+        isinstance(g, int) and (g > 0 or d == 0) and d in (None, g) for g, d in zip(given, port.shape, strict=True)
     )
     if not fits:
         wanted = ", ".join("?" if d is None else str(d) for d in port.shape)

@@ -29,7 +29,7 @@ from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_init
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.length_limits import refuse_longer, stated_lengths
 from quantpipe.graph.pairs import PAIR, pair, separated
-from quantpipe.graph.runtime_reasons import runtime_reason
+from quantpipe.graph.runtime_reasons import runtime_reason, runtime_remedy
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.graph.unsigned import unsigned_weights
@@ -351,7 +351,8 @@ def concurrency(batches: int, cores: int | None = None) -> tuple[int, int]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why the runtime rejects it, and the plug-in packages whose functions the model may hold."""
+    """Return why the runtime rejects it, the plug-in packages whose functions the model may hold, and a remedy."""
     log.debug("onnxruntime: %s", error)
     packages = [package for package, _ in extend.installed()]
-    return runtime_reason(error) + (f" (with ops of the plug-in package {', '.join(packages)})" if packages else "")
+    reason = runtime_reason(error) + (f" (with ops of the plug-in package {', '.join(packages)})" if packages else "")
+    return ". ".join(filter(None, (reason, runtime_remedy(error))))

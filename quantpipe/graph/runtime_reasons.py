@@ -7,7 +7,7 @@ main.log shows; a message has the sentence of the first pattern that matches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Words = Mapping[str, str]
 """Named parts of the runtime's text."""
@@ -21,14 +21,29 @@ def runtime_reason(error: Exception) -> str:
     )
 
 
+def runtime_remedy(error: BaseException) -> str | None:
+    """Return what makes a model legal that onnxruntime rejects, in one sentence; None if it depends on the model."""
+    return next((found for raw in _texts(error) if (found := _described(_REMEDIES, raw)) is not None), None)
+
+
+def failing_node(error: BaseException) -> tuple[str, str] | None:
+    """Return the name and the op of the node that fails on a sample; None where it is another error."""
+    for raw in _texts(error):
+        if (match := re.search(_RUNNING, raw)) is not None:
+            return match["node"].strip(" .'"), match["op"]
+    return None
+
+
+def _texts(error: BaseException | None) -> Iterator[str]:
+    """Yield the texts of an error and of its causes, each on one line."""
+    while error is not None:
+        yield " ".join(str(error).split())
+        error = error.__cause__
+
+
 def lacks_kernel(error: BaseException) -> bool:
     """Return whether onnxruntime, in an error or its causes, lacks an op or a kernel for it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if any(sign in str(cause) for sign in _NO_KERNEL):
-            return True
-        cause = cause.__cause__
-    return False
+    return any(sign in raw for raw in _texts(error) for sign in _NO_KERNEL)
 
 
 _NO_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "is not a registered", "No Op registered")
@@ -79,6 +94,34 @@ _ROOM = (r"[Ff]ailed to allocate memory|bad_?alloc", "a tensor needs more memory
 
 _OF_ARRAYS = "float32, float16, float64, bool, and integers of 8 to 64 bits"
 
+_RUNNING = r"running (?P<op>\w+) node\. Name: ?'(?P<node>[^']*)'"
+
+_REMEDIES = (
+    (
+        r"Numpy_type \d+ can't be converted",
+        "Legal is a file that begins after the Cast or DequantizeLinear of this input (onnx.utils.extract_model)",
+    ),
+    (
+        r"No corresponding Numpy type for Tensor Type",
+        "Legal is a file that ends before the Cast or QuantizeLinear that makes it (onnx.utils.extract_model)",
+    ),
+    (
+        r"Got invalid dimensions for input: (?P<input>.+?) for the following indices",
+        "Legal are samples of the declared sizes, and a file that gives an axis of any size a name, not a number "
+        "(onnx.tools.update_model_dims)",
+    ),
+    (
+        r"Type '[^']*' of input parameter \((?P<tensor>[^)]*)\) of operator \((?P<op>[^)]*)\)",
+        "Legal is a Cast of {tensor} to a type for which ONNX's definition of {op} holds, and which onnxruntime "
+        "lists in its table of operator kernels",
+    ),
+    (
+        r"\[(?:Shape|Type)InferenceError\]",
+        "Legal are models that ONNX's checker accepts: onnx.checker.check_model(FILE, full_check=True) names what is "
+        "wrong with the node",
+    ),
+)
+
 _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
     (
         r"Could not find an implementation for (?P<op>[\w.:]+)\((?P<version>-?\d+)\) node with name '(?P<node>[^']*)'",
@@ -114,7 +157,7 @@ _REASONS: tuple[tuple[str, str | Callable[[Words], str]], ...] = (
         r"Node ?\((?P<node>[^)]*)\) Op ?\((?P<op>\w+)\) \[(?:Shape|Type)InferenceError\]",
         lambda w: f"{_node(w)}: its attributes, bodies and inputs do not fit together by ONNX's definition of the op",
     ),
-    (r"running (?P<op>\w+) node\. Name: ?'(?P<node>[^']*)' Status Message: (?P<status>.*)", _run),
+    (_RUNNING + r" Status Message: (?P<status>.*)", _run),
     (
         r'In Node, \("(?P<node>[^"]*)", (?P<op>\w+),.* Error (?P<kind>Required|Unrecognized|Mismatched) attribute'
         r"(?: type in|:)? '?(?:.*: )?(?P<name>\w+)",

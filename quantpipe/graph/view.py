@@ -231,9 +231,9 @@ class Graph:
 def tensor_info(value: ir.Value, given: str | None = None) -> TensorInfo:
     """Return name, shape and dtype of a graph port; `given`: the half-precision type that the user's file gives it.
 
-    Symbolic and unknown axes (also -1 and 0, as some exporters write them) become None.
+    Symbolic and unknown axes (also -1, as some exporters write them) become None.
     """
-    shape = tuple(d if isinstance(d, int) and d > 0 else None for d in value.shape) if value.shape is not None else ()
+    shape = tuple(d if isinstance(d, int) and d >= 0 else None for d in value.shape) if value.shape is not None else ()
     dtype = value.dtype.numpy().name if value.dtype is not None else "float32"
     return TensorInfo(value.name or "", shape, dtype, given)
 

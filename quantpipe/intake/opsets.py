@@ -17,9 +17,9 @@ RESIZE_MODES = 11
 """The first in which Resize names its coordinates. The converter gives older nodes the default, which is another."""
 
 
-def lower_opset(model: ir.Model) -> ir.Model:
-    """Return the model in `MOST_OPSET` where it is in a newer one, else the model itself."""
-    return _converted(model, MOST_OPSET) if _version(model) > MOST_OPSET else model
+def lower_opset(model: ir.Model, most: int = MOST_OPSET) -> ir.Model:
+    """Return the model in opset `most` where it is in a newer one, else the model itself."""
+    return _converted(model, most) if _version(model) > most else model
 
 
 def raise_to(model: ir.Model, least: int) -> ir.Model:

@@ -7,6 +7,8 @@ are ONNX's own definitions; onnx's reference compares them with the original, if
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import onnx
@@ -18,9 +20,9 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, weight_bytes, with_weights, without_weights
 from quantpipe.graph.io import model_proto
-from quantpipe.graph.runtime_reasons import lacks_kernel
+from quantpipe.graph.runtime_reasons import failing_node, lacks_kernel, runtime_remedy
 from quantpipe.intake.functions import all_written_out
-from quantpipe.intake.opsets import raise_to
+from quantpipe.intake.opsets import MOST_OPSET, lower_opset, raise_to
 from quantpipe.intake.output_difference import difference
 from quantpipe.intake.rewrites.fused import fused_written_out
 from quantpipe.intake.rewrites.recurrent import time_first
@@ -29,9 +31,15 @@ log = logging.getLogger(__name__)
 
 FIRST_OPSET, NEXT_OPSET = 7, 17
 """Below the first, onnxruntime lacks kernels; the next is what such models are brought to."""
+WIDE_OPSET = 21
+"""What newer models are brought to where their ops have no kernel in the newest opsets."""
 SMALL_BYTES, SMALL_INPUT = 4 << 20, 1 << 17
 """Weights and elements of a sample up to which the reference, plain NumPy, runs a model within seconds."""
 TOLERANCE = 1e-3
+RUNS = (
+    "Legal are models that onnxruntime loads and runs on the samples; model.fixed makes a constant of an input that "
+    "decides about shapes"
+)
 
 
 def runnable(model: ir.Model, feeds: Feeds, where: str) -> tuple[ir.Model, Session, list[str]]:
@@ -43,20 +51,29 @@ def runnable(model: ir.Model, feeds: Feeds, where: str) -> tuple[ir.Model, Sessi
     try:
         return model, _ran(model, feeds, where), []
     except ModelError as error:
-        changed, done = _newer(model, feeds)
-        if changed is model:
-            raise _explained(error, where) from error
-        try:
-            session = _ran(changed, feeds, where)
-        except ModelError:
-            raise _explained(error, where) from error
+        for change in (_newer, partial(_older, opset=MOST_OPSET), partial(_older, opset=WIDE_OPSET)):
+            changed, done = change(model, feeds)
+            if changed is model:
+                continue
+            with suppress(ModelError):
+                session = _ran(changed, feeds, where)
+                break
+        else:
+            raise _explained(error, where, model) from error
         compared = _compared(model, session, feeds, where)
         return changed, session, [f"{done}, since onnxruntime does not run it as it is; {compared}"]
 
 
 def _ran(model: ir.Model, feeds: Feeds, where: str) -> Session:
     session = Session(model, where=where)
-    session.run(feeds)
+    found = session.run(feeds)
+    if other := [name for name, value in found.items() if not isinstance(value, np.ndarray)]:
+        raise ModelError(
+            f"its output {other[0]} is a sequence, a map or optional; legal are tensors, which SequenceAt or "
+            "ConcatFromSequence after it gives",
+            stage="run",
+            where=where,
+        )
     return session
 
 
@@ -80,6 +97,17 @@ def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
     if changed is not timed:
         done.append(f"{', '.join(_gone(timed, changed))} are written out by ONNX's own functions")
     return changed, " and ".join(done)
+
+
+def _older(model: ir.Model, feeds: Feeds, opset: int) -> tuple[ir.Model, str]:
+    """Return (the model in an older opset if it is in a newer one and the converter knows its ops, a note)."""
+    try:
+        lower = lower_opset(model, opset)
+    except Exception as error:  # the converter refuses in many ways
+        log.debug("not in opset %d: %s", opset, error)
+        return model, ""
+    version = model.graph.opset_imports.get("", 1)
+    return lower, f"the model was brought from opset {version} to {opset} by onnx's converter"
 
 
 def _gone(before: ir.Model, after: ir.Model) -> list[str]:
@@ -123,12 +151,12 @@ def _compared(model: ir.Model, session: Session, feeds: Feeds, where: str) -> st
     return f"by onnx's reference, its outputs are within {worst:.2g} of the largest value of the original's"
 
 
-def _explained(error: ModelError, where: str) -> ModelError:
+def _explained(error: ModelError, where: str, model: ir.Model) -> ModelError:
     text = str(error)
     if not lacks_kernel(error):
+        remedy = _given_numbers(error, model) or ("" if runtime_remedy(error) or "; legal" in text else f". {RUNS}")
         return ModelError(
-            f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}. Legal are models that onnxruntime loads and runs on the "
-            "samples; model.fixed makes a constant of an input that decides about shapes",
+            f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}{remedy}",
             stage="run",
             where=where,
         )
@@ -138,4 +166,27 @@ def _explained(error: ModelError, where: str) -> ModelError:
         "model.custom_ops names",
         stage="run",
         where=where,
+    )
+
+
+def _given_numbers(error: ModelError, model: ir.Model) -> str | None:
+    """Return the inputs of the model that a failing node reads as numbers of its own: sizes, axes, divisors."""
+    failing = failing_node(error)
+    if failing is None:
+        return None
+    name, op = failing
+    nodes = [n for n in model.graph if n.op_type == op and (not name or n.name == name)]
+    if len(nodes) != 1:
+        return None
+    given = [v for v in nodes[0].inputs[1:] if v is not None and v in model.graph.inputs]
+    if not given:
+        return None
+    known = [f"{v.name} {list(v.shape.numpy())}" if v.shape is not None and v.shape.is_static() else str(v.name)
+             for v in given]  # fmt: skip
+    first = given[0]
+    count = int(np.prod(first.shape.numpy())) if first.shape is not None and first.shape.is_static() else 1
+    value = "VALUE" if not first.shape else f"[{', '.join(['VALUE'] * min(count, 4))}{', …' if count > 4 else ''}]"
+    return (
+        f". The model has inputs for {', '.join(known)} of the node, and a sample's numbers may not be legal there. "
+        f"Legal are samples with such numbers, or constants: 'model.fixed={{{first.name}: {value}}}'"
     )

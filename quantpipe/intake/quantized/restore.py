@@ -99,7 +99,7 @@ def restore(model: ir.Model) -> Restored:
     for value in list(copy.graph.outputs):
         known = walk.stored.get(value)
         producer = value.producer()
-        if known is not None and producer is not None:
+        if known is not None and producer is not None and producer.op_type != DYNAMIC_QUANTIZE:
             walk.replace(value, known.real, producer)
     common_passes.RemoveUnusedNodesPass()(copy)
     refuse_open(walk, copy)
