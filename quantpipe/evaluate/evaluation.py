@@ -13,20 +13,16 @@ from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, float_warning
-from quantpipe.evaluate.beyond_ranges import Clipped, clipped_in
-from quantpipe.evaluate.bounded_agreement import bounded_agreement, uncompared
-from quantpipe.evaluate.compared_models import SimulatedModel
+from quantpipe.evaluate.beyond_ranges import Clipped
 from quantpipe.evaluate.decoded import decoded
 from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
+from quantpipe.evaluate.inside_models import EvaluatedModel, EvaluationSamples, Sizes, compared_inside, whole_batches
 from quantpipe.evaluate.kernels_in_steps import kernels_in_steps
-from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
-from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.evaluate.plugin_op import check_plug_ins
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
 from quantpipe.evaluate.streaming import free_running
@@ -35,12 +31,10 @@ from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import carried
 from quantpipe.graph.view import Graph
 from quantpipe.intake.rewrites.whole_numbers import whole_number_convolutions
-from quantpipe.lowering import Rendered
 from quantpipe.metrics.kinds import watched_outputs
-from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
-from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples, rows_of
+from quantpipe.metrics.reference import checked_reference, first_samples, rows_of
 from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
@@ -55,10 +49,8 @@ from quantpipe.types import (
     OutputRow,
     Outputs,
     OverflowRow,
-    QuantPlan,
     Samples,
     StepsPart,
-    Topology,
     objects_of,
 )
 
@@ -109,22 +101,6 @@ class Evaluation:
         return [said for said in (carried, elsewhere, apart, *self.lossy, *self.agreement.warnings) if said]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """State how much of the evaluate split the parts of an evaluation use.
-
-    These are samples compared `agreement` by element and `layer` by tensor, samples the `realized` model runs on (None:
-    all), runs and seconds of the latency. `other_sessions`: integers are compared also in sessions that do not decide.
-    """
-
-    agreement: int
-    layer: int
-    realized: int | None
-    latency_runs: int
-    latency_seconds: float
-    other_sessions: bool = True
-
-
 FACTS = "facts of the samples"
 """The place of `facts_of` among the float model's outputs, a name that no output has."""
 
@@ -135,33 +111,6 @@ PHASES = 11
 """Of an evaluation: five runs of models over a split, two comparisons, values beyond ranges on two splits, overflows
 and the latency. One more where the
 model has several outputs."""
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluatedModel:
-    """Hold one quantized model: the clean float model, topology, plan, and realized model."""
-
-    graph: Graph
-    topology: Topology
-    plan: QuantPlan
-    realized: Rendered
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationSamples:
-    """Hold the samples of an evaluation, and the compared outputs.
-
-    Attributes:
-        judged: Samples that were used for no fit and no choice.
-        chosen_by: The samples that the strategy was chosen by, to compare its losses.
-        compared: The compared outputs, and how; the metrics are about the output it names.
-        seen: The float model's reference on `chosen_by`, if it is known.
-    """
-
-    judged: Samples
-    chosen_by: Samples
-    compared: Compared
-    seen: Reference | None = None
 
 
 def evaluate(
@@ -181,10 +130,39 @@ def evaluate(
     warning). With `runs_here`, a file that asks for session options is measured in a default session, too.
     """
     graph, topology, plan = model.graph, model.topology, model.plan
-    samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     course = course or EvaluationProgress()
-    course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
+    course.phases = PHASES - (data.seen is not None) + (len(graph.outputs) > 1)
     course.phases += runs_here and bool(carried(model.realized.model))
+    simulation = simulate(graph, topology, plan)
+    # What it needs is given back before tensors inside are compared: the outputs of large models take much.
+    known = _of_outputs(model, simulation, data, sizes, course=course, by=(metric, warn_sqnr_db), runs_here=runs_here)
+    release_memory()
+    inside = compared_inside(model, simulation, data, sizes, course=course, runs_here=runs_here)
+    rows, accurate = known["outputs"], known["accurate"]
+    lossy = [
+        *loss_warnings(
+            graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
+        ),
+        *shape_warnings(rows, known["realized_samples"]),
+        *map_warnings(rows, graph),
+        *box_warnings(known["detections"]),
+    ]
+    return Evaluation(**known, **inside, lossy=lossy)
+
+
+def _of_outputs(
+    model: EvaluatedModel,
+    simulation: Simulation,
+    data: EvaluationSamples,
+    sizes: Sizes,
+    *,
+    course: EvaluationProgress,
+    by: tuple[str, float | None],
+    runs_here: bool,
+) -> dict[str, Any]:
+    """Return the parts of an evaluation that are about outputs; `by`: the metric, and the SQNR to warn below."""
+    graph, topology, (metric, warn_sqnr_db) = model.graph, model.topology, by
+    samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     opened = _opener(graph, samples, course)
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
@@ -196,20 +174,28 @@ def evaluate(
         again = run("float model on search samples", session, chosen_by)
         seen = checked_reference(*again, data.compared, samples=len(chosen_by))
     del session  # before the next is opened: each holds a copy of the weights
-    simulation = simulate(graph, topology, plan)
+    few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
+    same = first_samples(reference, len(few), len(samples))
+    judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     session = opened(bind(simulation.rendered.model, simulation.weights), where="simulated model")
     every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
     del session
     simulated = every[names[0]]
+    judged = metric != "accuracy" or (seen.labels is not None and reference.labels is not None)
+    both = generalization(metric, (seen, before), (reference, every)) if judged else None
+    metrics = {
+        "float": judge.with_figures(summary(reference.outputs, reference.outputs, reference.labels), reference.found),
+        "simulated": judge.with_figures(summary(reference.outputs, simulated, reference.labels), every),
+    }
+    of_few = summary(same.outputs, rows_of(simulated, np.arange(len(samples)) < len(few)), same.labels)
+    del before, every, simulated, seen
     # What the file holds is compared as it is; what it computes on many samples takes a third of the time so.
     quick = model.realized.model if is_outside(graph.model) else whole_number_convolutions(model.realized.model)
     session = opened(quick, where="realized model")
-    few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
     boxes = () if data.compared.detections is None else data.compared.detections.outputs
     outputs, _ = run("realized model", session, few, names=tuple(dict.fromkeys((names[0], *boxes))))
     found = outputs[names[0]]
-    same = first_samples(reference, len(few), len(samples))
     alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
     free, steps = free_running(session, few, same), steps_and_prefill(session, few)
     if steps is not None and (counted := kernels_in_steps(graph, topology, model.realized, few)) is not None:
@@ -220,44 +206,24 @@ def evaluate(
             names[0], same.outputs, found, parts_of(graph, names[0]), watched=watched.get(names[0]), samples=len(few)
         )
     ]
-    rows = [one.row for one in figures]
     said = decoded(graph, few, same.outputs, found, output=names[0], opened=opened, session=session)
-    del session
-    release_memory()
-    judged = metric != "accuracy" or (seen.labels is not None and reference.labels is not None)
-    both = generalization(metric, (seen, before), (reference, every)) if judged else None
-    inside = _compared(model, simulation, data, sizes, course=course, runs_here=runs_here)
-    judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     accurate = names[0] if is_accurate(*(top1(own, same.labels) for own in (same.outputs, found))) else None
-    metrics = {
-        "float": judge.with_figures(summary(reference.outputs, reference.outputs, reference.labels), reference.found),
-        "simulated": judge.with_figures(summary(reference.outputs, simulated, reference.labels), every),
-        "realized": alike.with_figures(summary(same.outputs, found, same.labels), outputs),
+    metrics["realized"] = alike.with_figures(summary(same.outputs, found, same.labels), outputs)
+    return {
+        "metrics": cast("Metrics", metrics | alone),
+        "samples": len(samples),
+        "free_running": free,
+        "steps": steps,
+        "next_tokens": said,
+        "generalization": both,
+        "realized_samples": len(few),
+        "alike": of_few,
+        "outputs": [one.row for one in figures],
+        "accurate": accurate,
+        "per_sample": per_sample(same, found),
+        "groups": judged_groups(figures, facts.first(len(few)), warn_sqnr_db, accurate),
+        "detections": alike.part(outputs),
     }
-    return Evaluation(
-        cast("Metrics", metrics | alone),
-        **inside,
-        samples=len(samples),
-        free_running=free,
-        steps=steps,
-        next_tokens=said,
-        generalization=both,
-        realized_samples=len(few),
-        alike=summary(same.outputs, rows_of(simulated, np.arange(len(samples)) < len(few)), same.labels),
-        outputs=rows,
-        accurate=accurate,
-        per_sample=per_sample(same, found),
-        groups=judged_groups(figures, facts.first(len(few)), warn_sqnr_db, accurate),
-        detections=alike.part(outputs),
-        lossy=[
-            *loss_warnings(
-                graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
-            ),
-            *shape_warnings(rows, len(few)),
-            *map_warnings(rows, graph),
-            *box_warnings(alike.part(outputs)),
-        ],
-    )
 
 
 def _opener(graph: Graph, samples: Samples, course: EvaluationProgress) -> Callable[..., Session]:
@@ -314,87 +280,3 @@ def _outputs(
 
     outputs, labels = course.several(name, run, samples, graph.batch_size)
     return dict(zip(names, outputs, strict=True)), labels
-
-
-def _compared(
-    model: EvaluatedModel,
-    simulation: Simulation,
-    data: EvaluationSamples,
-    sizes: Sizes,
-    *,
-    course: EvaluationProgress,
-    runs_here: bool,
-) -> dict[str, Any]:
-    """Return the parts of an evaluation that look inside the models, and the latency."""
-    graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
-    samples, chosen_by = data.judged, data.chosen_by
-
-    def first(count: int) -> Samples:
-        return First(samples, whole_batches(graph, count))
-
-    def agree(some: Samples) -> Agreement:
-        check_plug_ins(graph, topology, plan, simulation, realized=realized, samples=some)
-        simulated = SimulatedModel(graph, topology, plan, simulation, realized=realized)
-        return bounded_agreement(simulated, realized, some, course, others=sizes.other_sessions)
-
-    compared = first(sizes.agreement)
-    agreement = course.result("agreement", agree, compared, Agreement.from_dict)
-    for sentence in uncompared(agreement, len(compared)):
-        course.left_out(sentence)
-    release_memory()
-    few = first(samples_for(graph, plan, sizes.layer))
-    layers = course.result(
-        "errors per tensor",
-        lambda some: layer_report(graph, plan, simulation, some),
-        few,
-        list[LayerRow],
-    )
-    release_memory()
-    beyond = {
-        split: course.result(
-            f"values beyond ranges, {split} samples",
-            lambda part: clipped_in(graph, plan, part),
-            First(some, whole_batches(graph, len(few))),
-            lambda kept: {name: Clipped(**one) for name, one in kept.items()},
-        )
-        for split, some in (("evaluate", samples), ("search", chosen_by))
-    }
-    release_memory()
-    overflow = course.result(
-        "overflows",
-        lambda some: overflow_report(graph, topology, plan, simulation, samples=some),
-        samples,
-        list[OverflowRow],
-    )
-    release_memory()
-    shares = {entry["tensor"]: entry["share"] for entry in overflow}
-    layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
-
-    def timed(some: Samples) -> LatencyPart:
-        one = next(iter(some.batches(1))).inputs
-        if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
-            return {}
-        found = latency(graph.timed, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
-        found["of"] = "device" if runs_here else "reference"
-        return found
-
-    times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
-    return {
-        "agreement": agreement,
-        "layers": layers,
-        "layer_samples": len(few),
-        "overflow": overflow,
-        "latency": times,
-        "beyond": beyond,
-    }
-
-
-def whole_batches(graph: Graph, count: int) -> int:
-    """Return `count`, or a little more where the model's batch is fixed."""
-    size = graph.fixed_batch or 1
-    return -(-count // size) * size
-
-
-def _takes(graph: Graph, feeds: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether the model runs on these feeds, or has a larger batch of its own."""
-    return all(i.shape[:1] in ((), (None,), feeds[i.name].shape[:1]) for i in graph.inputs)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from quantpipe.data.subset import First
 from quantpipe.errors import QuantpipeError
-from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.evaluate.inside_models import whole_batches
 from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.evaluate.spending import Spending
 from quantpipe.explain.advice import Change

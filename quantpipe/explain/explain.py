@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from quantpipe.data.subset import First
-from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.evaluate.inside_models import whole_batches
 from quantpipe.explain.inspection import Closeness, inspect
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision

@@ -9,7 +9,7 @@ from pathlib import Path
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError
-from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.evaluate.inside_models import whole_batches
 from quantpipe.explain.advice_order import SPLIT, ordered
 from quantpipe.explain.advice_row import MeasuredLoss
 from quantpipe.explain.error_attribution import per_channel_names

@@ -49,6 +49,9 @@ from quantpipe.types import (
     WeightTensor,
 )
 
+MANY = 1 << 26
+"""Bytes of integer weights from which on no session holds floats of them."""
+
 
 class Simulated(Arithmetic):
     """Write the simulated form, and collect the values of the inputs that the graph declares.
@@ -328,22 +331,27 @@ class Simulated(Arithmetic):
     def _float_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         weight = context.plan.weights[plan.weight]
         data = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
-        inputs = [data, self._float_weight(context, weight)]
+        inputs = [data, self._float_weight(context, weight, data)]
         if plan.bias is not None:
             inputs.append(self._weight(context, f"{node.name}.bias", plan.bias.astype(np.float32)))
         return context.builder.copy(node, inputs, [f"{node.outputs[0]}_acc"])[0]
 
-    def _float_weight(self, context: Context, weight: WeightTensor) -> ir.Value:
-        """Write q_w - z_w as float32.
+    def _float_weight(self, context: Context, weight: WeightTensor, data: ir.Value) -> ir.Value:
+        """Write q_w - z_w as float32, for a sum over `data`.
 
         Weights in a file are bound as they are and cast in every run. So a model whose weights do not fit into memory
-        needs one of them at a time.
+        needs one of them at a time. Many weights in memory are fed with every run: no session holds floats of them,
+        and a run makes them when it reaches their data.
         """
-        if not is_mapped(weight.values):
+        fed = not is_mapped(weight.values) and self._are_many(context)
+        if not fed and not is_mapped(weight.values):
             found = self._weight(context, f"{weight.tensor}.q", FloatWeight(weight))
             self.centred[found.name or ""] = weight
             return found
-        stored = self._weight(context, f"{weight.tensor}.{weight.values.dtype}", weight.values)
+        write = self._scalar if fed else self._weight
+        stored = write(context, f"{weight.tensor}.{weight.values.dtype}", weight.values)
+        if fed:
+            stored = self._after(context, stored, data, weight)
         real = context.builder.op("Cast", stored, name=f"{weight.tensor}.q", to=int(ir.DataType.FLOAT))
         if not weight.has_zero_point:
             return real
@@ -352,6 +360,20 @@ class Simulated(Arithmetic):
         offset = self._weight(context, f"{weight.tensor}.zero", zero)
         return context.builder.op("Sub", real, offset, name=f"{weight.tensor}.centred")
 
+    def _after(self, context: Context, stored: ir.Value, data: ir.Value, weight: WeightTensor) -> ir.Value:
+        """Write a weight whose shape is computed from `data`: the runtime would convert all of them first otherwise."""
+        b, name = context.builder, weight.tensor
+        batch = b.op("Shape", data, name=f"{name}/batch", start=0, end=1)
+        nothing = b.op("Mul", batch, self._scalar(context, "none", np.zeros(1, np.int64)), name=f"{name}/none")
+        shape = self._scalar(context, f"{name}.shape", np.array(weight.values.shape, np.int64))
+        same = b.op("Add", shape, nothing, name=f"{name}/shape")
+        return b.op("Reshape", stored, same, name=f"{name}/after")
+
+    def _are_many(self, context: Context) -> bool:
+        """Return whether the integer weights of the plan are too many to be held as floats, too."""
+        held = {id(w.values): w.values.nbytes for w in context.plan.weights.values()}
+        return sum(held.values()) >= MANY
+
     def _split_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         """Return the same sum by digits, for sums that float32 cannot hold; the result is float64."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
@@ -359,7 +381,7 @@ class Simulated(Arithmetic):
         axis, peak = context.topology.weight_of[weight.tensor].channel_axis, max(abs(q.low), abs(q.high))
         of_data, of_weight = digits_for(weight, axis, peak, node.name)
         data = of_data.write(b, context.get(q.tensor, Form.QUANTIZED), f"{node.name}/data")
-        weights = of_weight.write(b, self._float_weight(context, weight), f"{node.name}/weight")
+        weights = of_weight.write(b, self._float_weight(context, weight, data[0]), f"{node.name}/weight")
         acc: ir.Value | None = None
         for pair in itertools.product(data, weights):
             part = b.copy(node, pair, [f"{node.outputs[0]}_part"])[0]
