@@ -181,6 +181,7 @@ def _of_outputs(
     every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
     del session
+    release_memory()
     simulated = every[names[0]]
     judged = metric != "accuracy" or (seen.labels is not None and reference.labels is not None)
     both = generalization(metric, (seen, before), (reference, every)) if judged else None

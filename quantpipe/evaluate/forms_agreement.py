@@ -15,7 +15,7 @@ from typing import Any, cast
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
 from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.evaluate.counting import Counter
-from quantpipe.evaluate.evaluation import EvaluatedModel
+from quantpipe.evaluate.inside_models import EvaluatedModel
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.intake.read_model import read_model
 from quantpipe.lowering import Rendered

@@ -16,7 +16,7 @@ from quantpipe.arrays import Array
 from quantpipe.graph.execute import Session, lifted
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.dense_maps import DenseMaps
-from quantpipe.metrics.outputs import cosines
+from quantpipe.metrics.outputs import AT_ONCE, cosines
 from quantpipe.metrics.sample_figures import CountedAnswers, SampleFigures, per_row
 from quantpipe.oprules.parts import Part, parts_of
 from quantpipe.types import (
@@ -62,21 +62,26 @@ class Nearness:
             return
         if self.watched is None:
             self.maps.add(expected, found)
-        known = np.isfinite(expected)
-        here = np.where(known, expected, 0).astype(np.float64)
-        there = np.where(known, found, 0).astype(np.float64)
-        self.total += float(np.sum(here))
-        with np.errstate(invalid="ignore", over="ignore"):
-            signals, noises = per_row(here**2), per_row((here - there) ** 2)
+        errors = [self._errors(expected[rows], found[rows]) for rows in _some_rows(expected)]
+        signals, noises = (np.concatenate(sums) for sums in zip(*errors, strict=True))
         self.figures.signal += signals.tolist()
         self.figures.noise += noises.tolist()
         self.signal += float(np.sum(signals))
         self.noise += float(np.sum(noises))
-        self.angles += cosines(here, there)
         for part, sums in self.parts.items():
             own, other = part.of(expected), part.of(found)
             if own is not None and other is not None:
                 sums.add(np.asarray(own), np.asarray(other), samples)
+
+    def _errors(self, expected: Array, found: Array) -> tuple[Array, Array]:
+        """Return the signal and the noise of each of some rows; include their sum and cosines."""
+        known = np.isfinite(expected)
+        here = np.where(known, expected, 0).astype(np.float64)
+        there = np.where(known, found, 0).astype(np.float64)
+        self.total += float(np.sum(here))
+        self.angles += cosines(here, there)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return per_row(here**2), per_row(np.square(np.subtract(here, there, out=there), out=there))
 
     def entry(self, output: str) -> OutputRow:
         """Return a row of the report.
@@ -235,6 +240,14 @@ def _figures(row: OutputRow) -> Iterator[Lost]:
 
 def _sums_of(parts: Sequence[Part], watched: CountedAnswers | None = None) -> Nearness:
     return Nearness(parts={part: Nearness() for part in parts}, watched=watched)
+
+
+def _some_rows(array: Array) -> Sequence[Any]:
+    """Return parts of the rows of a batch: scores of a vocabulary are many."""
+    if array.size <= AT_ONCE:
+        return [...]
+    step = max(1, AT_ONCE * len(array) // array.size)
+    return [slice(first, first + step) for first in range(0, len(array), step)]
 
 
 def _decibel(signal: float, noise: float) -> float | None:

@@ -31,6 +31,7 @@ from quantpipe.graph.length_limits import refuse_longer, stated_lengths
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.runtime_reasons import runtime_reason, runtime_remedy
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
+from quantpipe.graph.spooled import leave_pages
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.graph.unsigned import unsigned_weights
 from quantpipe.types import Outputs, Samples
@@ -140,6 +141,8 @@ class Session:
                 self._session = load(data, settings, off)
             except Exception as error:  # onnxruntime raises its own family of types
                 raise ModelError(f"onnxruntime cannot load it: {_reason(error)}", stage="run", where=where) from error
+        if weights:
+            leave_pages()  # the runtime has its own copy
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self._half = frozenset(i.name for i in self._session.get_inputs() if i.type == HALF)
         self.outputs = tuple(o.name for o in self._session.get_outputs())
@@ -281,6 +284,7 @@ def release_memory() -> None:
     memory was freed. The next run has to ask for its pages again. The arena's first region stays.
     """
     _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())
+    leave_pages()
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if give_back is not None:
         give_back(0)

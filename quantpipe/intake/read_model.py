@@ -10,6 +10,7 @@ import onnx_ir as ir
 from quantpipe.errors import ModelError, brief
 from quantpipe.foreign_formats import foreign_format
 from quantpipe.graph.io import SMALL, STAGE
+from quantpipe.graph.spooled import spooled
 from quantpipe.intake.tflite.read_file import is_tflite, read_tflite
 from quantpipe.intake.vet import name_default_opset, vet
 
@@ -56,7 +57,7 @@ def _with_arrays(proto: onnx.ModelProto) -> ir.Model:
     large = {t.name: t for t in proto.graph.initializer if _in_array(t)}
     if sum(t.ByteSize() for t in large.values()) < LEAST_APART or len({*names}) < len(names):
         return ir.from_proto(proto)
-    arrays = {name: ir.from_proto(t).numpy() for name, t in large.items()}
+    arrays = dict(spooled({name: ir.from_proto(t) for name, t in large.items()}))
     abouts = {name: (ir.DataType(t.data_type), t.doc_string) for name, t in large.items()}
     for tensor in large.values():
         tensor.ClearField("raw_data")

@@ -223,7 +223,7 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
 
 def cosines(reference: Array, outputs: Array) -> list[float]:
     """Return the cosine between two outputs `[n, ...]` of each sample: 1 where both are zero, 0 where one is."""
-    r, o = (x.reshape(len(x) if x.ndim else 1, -1).astype(np.float64) for x in (reference, outputs))
+    r, o = (x.reshape(len(x) if x.ndim else 1, -1).astype(np.float64, copy=False) for x in (reference, outputs))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         lengths = np.linalg.norm(r, axis=1), np.linalg.norm(o, axis=1)
         found = np.sum(r * o, axis=1) / (lengths[0] * lengths[1])

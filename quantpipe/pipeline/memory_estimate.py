@@ -23,6 +23,7 @@ from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import matrix_shape
 from quantpipe.pipeline.settings import RUN_LOG, Console
 from quantpipe.pipeline.timeline import held_mb
+from quantpipe.simulate.dialect import MANY
 
 _log = logging.getLogger(RUN_LOG)
 
@@ -31,6 +32,9 @@ BASE_MB = 300.0
 
 WEIGHTS = 4.0
 """Times the bytes of the weights: the model's own, those of two sessions, and integers in plan and realized model."""
+
+MANY_WEIGHTS = 2.0
+"""The same of models whose sessions hold no floats of integer weights, and whose own weights are in a file."""
 
 COMPARED = 2.0
 """Times the tensors of one run: both models hold theirs, in floats and in integers."""
@@ -127,7 +131,8 @@ def memory_estimate(graph: Graph, held: HeldSamples = NOTHING_HELD) -> MemoryEst
         between = BETWEEN * held.fitted / fixed * _alive(graph)
         recovery = min(between, held.memory_mb * 2**20 / 4) + 2 * running + _largest_layer(graph)
     scores = sum(prod(graph.shapes.get(o.name, ())) for o in graph.outputs) / fixed * held.compared * SCORES
-    return MemoryEstimate(WEIGHTS * sum(weights) / 2**20, *(v / 2**20 for v in (tensors, recovery, scores)))
+    times = WEIGHTS if sum(weights) < 4 * MANY else MANY_WEIGHTS
+    return MemoryEstimate(times * sum(weights) / 2**20, *(v / 2**20 for v in (tensors, recovery, scores)))
 
 
 def _largest_layer(graph: Graph) -> float:

@@ -22,14 +22,8 @@ from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import float_pass_seconds
 from quantpipe.calibrate.ruled import WeightMethod
 from quantpipe.data.subset import First
-from quantpipe.evaluate.evaluation import (
-    EvaluatedModel,
-    Evaluation,
-    EvaluationSamples,
-    Sizes,
-    evaluate,
-    whole_batches,
-)
+from quantpipe.evaluate.evaluation import Evaluation, evaluate
+from quantpipe.evaluate.inside_models import EvaluatedModel, EvaluationSamples, Sizes, whole_batches
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.stored_ports import stored_ports
