@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.cache_inputs import empty_cache, is_cache
+from quantpipe.data.grown_masks import GrownMasks
 from quantpipe.data.input_checks import shape_text
 from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.samples import SourceSamples
@@ -41,7 +42,7 @@ class StatefulSamples:
     """The samples of a split with the state inputs filled in. Implements `types.Samples`.
 
     `state` maps outputs to inputs. A sequence begins with zeros, an empty cache, or what the data hold under the
-    input's name.
+    input's name. A mask of a sample's tokens alone gets a column for each token of the cache in front.
     Where states cannot be stacked on axis 0 (their batch axis stands elsewhere, or is fixed), batches have one sample.
     """
 
@@ -50,6 +51,9 @@ class StatefulSamples:
     ) -> None:
         self._samples, self._state, self._run = samples, dict(state), run
         self._ports = {i.name: i for i in inputs if i.name in self._state.values()}
+        caches = [port for port in self._ports.values() if is_cache(port)]
+        self._cache = caches[0] if caches else None
+        self._masks = GrownMasks(inputs if caches else (), self._ports)
         self._stackable = all(i.shape and i.shape[0] is None for i in inputs)
         self._states: SampleStore | None = None
 
@@ -97,7 +101,7 @@ class StatefulSamples:
         for batch in self._samples.batches(size if self._stackable else 1):
             known = [states.read(done + i) for i in range(len(batch))]
             for begin, end in _equal(known):
-                carried = {name: np.concatenate([s[name] for s in known[begin:end]]) for name in self._ports}
+                carried = {name: np.concatenate([s[name] for s in known[begin:end]]) for name in known[begin]}
                 fed = {name: array[begin:end] for name, array in batch.inputs.items()}
                 labels = None if batch.labels is None else batch.labels[begin:end]
                 yield Batch({**fed, **carried}, labels, batch.indices[begin:end])
@@ -128,7 +132,7 @@ class StatefulSamples:
         """Return the states that go into each sample."""
         spool = SampleStore()
         for step in self._steps(self._run):
-            spool.append({name: step.feeds[name] for name in self._ports})
+            spool.append({name: step.feeds[name] for name in (*self._ports, *self._masks.names)})
         return spool
 
     def _steps(self, run: Run) -> Iterator[SampleStep]:
@@ -138,7 +142,12 @@ class StatefulSamples:
         for number, batch in enumerate(self._samples.batches(1)):
             if starts[number]:
                 state = {name: self._first(port, batch) for name, port in self._ports.items()}
+                masks: dict[str, NDArray[Any]] = {}
             feeds = {**batch.inputs, **state}
+            if self._cache is not None:
+                cached = state[self._cache.name].shape[self._cache.shape.index(None, 1)]
+                masks = self._masks.of(feeds, cached, masks)
+                feeds |= masks
             outputs = self._outputs(run, feeds, number)
             yield SampleStep(feeds, outputs)
             state = self.carried_on(outputs, number)

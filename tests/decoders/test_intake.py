@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import quantpipe
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
 from quantpipe.data.cache_inputs import empty_cache
@@ -20,7 +21,8 @@ from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.intake.load import load_graph, read_graph
 from tests.decoders import nets
-from tests.decoders.stepping import run
+from tests.decoders.lines import past_of
+from tests.decoders.stepping import PIECE, run, texts
 from tests.ops.line import hardware, schema_for
 
 Array = np.ndarray[Any, Any]
@@ -144,6 +146,27 @@ def test_open_axes_of_a_present_do_not_stop_other_attentions(tmp_path: Path) -> 
     assert FUSED.isdisjoint(n.op for n in loaded(proto, tmp_path).nodes)
 
 
+@pytest.mark.parametrize("columns", [4, 9])
+def test_a_mask_that_contradicts_the_cache_ends_a_run(columns: int, tmp_path: Path) -> None:
+    """The file takes a mask of the cache's length for a buffer with room; written out, it has another length."""
+    graph = loaded(nets.runtime(), tmp_path)
+    every = nets.feeds(nets.text(1, 4), past_of(4))
+    given = {i.name: every[i.name] for i in graph.inputs}
+    assert Session(graph.model).run(given)["present.0.key"].shape[2] == 8
+    with pytest.raises(ModelError, match="cannot run it"):
+        Session(graph.model).run({**given, "attention_mask": np.ones((1, columns), np.int64)})
+
+
+def test_a_mask_that_contradicts_the_cache_of_a_later_sample_is_bad_input(tmp_path: Path) -> None:
+    """It is neither as long as the sample nor as the cache with it."""
+    samples = texts(tmp_path)
+    with np.load(tmp_path / "texts.npz") as held:
+        arrays = {**held, "attention_mask": np.ones((len(held["turn"]), PIECE + 1), np.int64)}
+    np.savez(tmp_path / "texts.npz", **arrays)
+    with pytest.raises(DataError, match=r"sample \d+ cannot be run.*'attention_mask' \[\d+, 5\].*mask with a column"):
+        quantpipe.quantize(nets.runtime(), samples, "npu_w8a16", recover="none")
+
+
 def test_a_branch_without_data_is_told_how_to_select_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'model.fixed=\{use_cache_branch: true\}'"):
         run(nets.merged(), "npu_w8a16", tmp_path)
@@ -170,3 +193,17 @@ def test_scores_that_overflow_float16_are_named(tmp_path: Path) -> None:
         kind.elem_type = TensorProto.FLOAT16 if kind.elem_type == TensorProto.FLOAT else kind.elem_type
     graph = loaded(proto, tmp_path)
     assert any("the model itself overflows" in note for note in graph.notes), graph.notes
+
+
+@pytest.mark.parametrize("make", [nets.standard, nets.runtime])
+@pytest.mark.parametrize("both", [True, False])
+def test_a_past_of_another_type_than_its_keys_is_bad_input(make: Any, both: bool, tmp_path: Path) -> None:
+    proto = make()
+    pasts = [v for v in proto.graph.input if v.name.startswith("past")]
+    for value in pasts if both else pasts[1:2]:
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    with pytest.raises(
+        ModelError, match=r"reads the past 'past_\S+key' as \w+ and 'past_\S+value' as double; legal"
+    ) as told:
+        loaded(proto, tmp_path)
+    assert "float16" in str(told.value) and "node '0.w'" in str(told.value)

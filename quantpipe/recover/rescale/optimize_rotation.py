@@ -30,6 +30,9 @@ LONGEST = 0.5
 WORSE = 1.05
 """A step may lose by as much against the worst of the last `REMEMBERED` ones: the way down is not even."""
 REMEMBERED = 5
+MOST = 1 << 24
+"""Values of a stream's weights that decide the steps, at most: evenly spaced rows of larger ones. A step through 1 GB
+of weights takes half a minute."""
 STILL = 1e-3
 """Where the last `REMEMBERED` steps won less, as a share, nothing more is to be had."""
 
@@ -84,7 +87,8 @@ def optimize_rotation(
     `apply`: shares the work on single weights among threads, as `map` would do it. `centred`: M keeps the mean of the
     channels (M 1 = 1, and so Mᵀ 1 = 1): the slope has no part along it. Returns M, float64.
     """
-    alive = [(f, np.linalg.norm(f.values)) for f in stream_weights]
+    every = max(1, -(-sum(f.values.size for f in stream_weights) // MOST))
+    alive = [(f, np.linalg.norm(f.values)) for f in (_some_rows(f, every) for f in stream_weights)]
     scaled = [StreamWeight((f.values / norm).astype(np.float32), f.shared) for f, norm in alive if norm > 0]
     if not scaled:
         return np.eye(channels)
@@ -125,6 +129,15 @@ def optimize_rotation(
             break
     left, _, right = np.linalg.svd(_centred(best.astype(np.float64)) if centred else best.astype(np.float64))
     return np.asarray(left @ right)
+
+
+def _some_rows(weight: StreamWeight, every: int) -> StreamWeight:
+    """Return one in `every` rows of a weight; they lie along the longer of its first two axes."""
+    if every == 1:
+        return weight
+    scales, rows, _ = weight.values.shape
+    place = (slice(None, None, every),) if scales > rows else (slice(None), slice(None, None, every))
+    return StreamWeight(weight.values[place], weight.shared)
 
 
 def _centred(matrix: Floats) -> Floats:

@@ -91,7 +91,8 @@ def group_query_attention(body: FusedBody) -> bool:
     how.sink = _sink(body, of.heads)
     window = int(body.attr("local_window_size", -1))
     if int(body.attr("causal", 1)):
-        keys = counted(body, length(body, of.key))
+        # As many as the file counts: a mask of another length than the cache's fits no scores, and the run ends.
+        keys = counted(body, body.reshape(body("Cast", total, to=int(ir.DataType.INT64))))
         own = places_of(body, of.query, first, each=True)
         how.blocked += outside(body, AttentionWindow(before=window - 1 if window > 0 else None, after=0), keys, own)
     made = weighed(body, of, how)

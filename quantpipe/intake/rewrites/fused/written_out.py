@@ -125,13 +125,23 @@ FUSED: Mapping[tuple[str, str], FusedOp] = MappingProxyType(
 """Domain and name -> the op. The normalizations are onnxruntime's own in opsets without such an op."""
 
 
+_PASTS: Mapping[tuple[str, str], tuple[int, int]] = MappingProxyType(
+    {
+        ("", "Attention"): (4, 5),
+        ("com.microsoft", "GroupQueryAttention"): (3, 4),
+        ("com.microsoft", "MultiHeadAttention"): (6, 7),
+    }
+)
+"""Op -> the ports of its past."""
+
+
 def refuse_undefined(model: ir.Model, path: Path) -> None:
-    """Raise ModelError for a fused op with an attribute, or an activation, that nobody defined."""
+    """Raise ModelError for a fused op with an attribute, an activation or a type of its past that nobody defined."""
     for node in model.graph.all_nodes():
         op = FUSED.get((node.domain, node.op_type))
         if op is None:
             continue
-        fault = _undefined(node, op)
+        fault = _undefined(node, op) or _past_of_wrong_type(node)
         if fault:
             raise ModelError(fault, stage=STAGE, where=f"{path}, node {node.name!r}")
 
@@ -152,6 +162,21 @@ def _undefined(node: ir.Node, op: FusedOp) -> str:
             f"{', '.join(sorted(op.activations))}"
         )
     return ""
+
+
+def _past_of_wrong_type(node: ir.Node) -> str:
+    """Return what is wrong with the types of the inputs of the model that a node reads as its past."""
+    ports = _PASTS.get((node.domain, node.op_type), ())
+    given = [v for v in node.inputs if v is not None and node.inputs.index(v) in ports and v.is_graph_input()]
+    types = {v.name: v.dtype for v in given if v.dtype is not None}
+    one = len(set(types.values())) <= 1
+    if one and ir.DataType.DOUBLE not in types.values():
+        return ""
+    named = " and ".join(f"{name!r} as {dtype.name.lower()}" for name, dtype in types.items())
+    return (
+        f"{node.op_type} reads the past {named}; legal is one type for both, that of its keys: float, float16 or "
+        "bfloat16. Declare the inputs so, or put a Cast between"
+    )
 
 
 def fused_written_out(model: ir.Model) -> ir.Model:
