@@ -51,7 +51,8 @@ def losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
     own = reference.main(outputs)
     if is_kl(metric, reference) and isinstance(own, np.ndarray) and own.ndim > 1:
         # A mean over samples, which are measured once: each measurement of thousands of classes takes seconds.
-        lost = kl_divergences(reference.outputs, own)
+        soft = reference.softness
+        lost = kl_divergences(reference.outputs, own) if soft is None else soft.divergences(reference.outputs, own)
         return lambda kept: max(float(np.mean(lost if kept is None else lost[kept])), 0.0)
     if metric != "detections" or reference.detections is None:
         return lambda kept: _loss(metric, *((reference, outputs) if kept is None else _part(reference, outputs, kept)))

@@ -17,7 +17,8 @@ from quantpipe.metrics.average_precision import Detections, mean_average_precisi
 from quantpipe.metrics.detections import DetectionLayout, matches
 from quantpipe.metrics.losses import LossKind, OutputLoss, joint_loss, only_kl
 from quantpipe.metrics.outputs import all_finite, cosine_similarity, kl_divergence, relative_mse, top1
-from quantpipe.types import Outputs, Samples, groups_of
+from quantpipe.metrics.soft_kl import Softness, softness_of
+from quantpipe.types import SOFT_KL, Outputs, Samples, groups_of
 
 ValueOf = Callable[[Any, Any, NDArray[np.int64] | None], float]
 """A user's objective: (the float model's outputs, the candidate's outputs, labels or None) -> float, greater is
@@ -130,6 +131,7 @@ class Reference:
     detections: DetectionLayout | None = None
     over: JudgedOver | None = None
     selected: frozenset[str] = frozenset()
+    softness: Softness | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -160,6 +162,11 @@ class Reference:
     def every(self, found: Found) -> Mapping[str, Outputs]:
         """Return all that were compared, by name."""
         return found if isinstance(found, Mapping) else {self.output: found}
+
+    def softened(self, metric: str) -> Reference:
+        """Return the reference by which a search compares candidates: KL at a temperature where the metric is KL."""
+        alone = is_kl(metric, self) and self.over is None
+        return replace(self, softness=softness_of(self.outputs)) if alone else self
 
     def rows(self, kept: NDArray[np.bool_]) -> Reference:
         """Return the reference of the samples `kept`, `[N]` bool."""
@@ -270,6 +277,8 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
     main = reference.main(outputs)
     found = {"kl": kl_divergence(reference.outputs, main), "mse": relative_mse(reference.outputs, main)}
     found |= _losses(reference, outputs)
+    if reference.softness is not None:
+        found[SOFT_KL] = compared_loss(reference, outputs)
     if reference.value_of is not None:
         found["callable"] = user_value(reference, outputs)
     if reference.detections is not None and reference.detections.decides:
@@ -299,6 +308,13 @@ def loss_of(reference: Reference, outputs: Found) -> float:
     if not reference.losses:
         return kl_divergence(reference.outputs, reference.main(outputs))
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
+
+
+def compared_loss(reference: Reference, outputs: Found) -> float:
+    """Return the loss that orders candidates: `loss_of`, or KL at a temperature for a softened reference."""
+    if reference.softness is None:
+        return loss_of(reference, outputs)
+    return float(np.mean(reference.softness.divergences(reference.outputs, reference.main(outputs))))
 
 
 def is_kl(metric: str, reference: Reference) -> bool:

@@ -43,7 +43,8 @@ class RangeJudge:
         session = Session(context.graph.model, where=context.graph.source)
         samples = First(context.inputs.calibrate, SAMPLES)
         reference = reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
-        return cls(context, objective.metric.value, plan, HoldoutScorer(reference, samples))
+        metric = objective.metric.value
+        return cls(context, metric, plan, HoldoutScorer(reference.softened(metric), samples))
 
     @property
     def samples(self) -> int:

@@ -171,7 +171,10 @@ def _selected(
 ) -> tuple[Selection, int]:
     """Return the measured decisions, and how many evaluations they took in addition to the start."""
     context, settings = opened.context, opened.context.settings.precision
-    log = trial_log(context, search_context.objective, context.files.precision_trials, "precision")
+    log = trial_log(
+        *(context, search_context.objective, context.files.precision_trials, "precision"),
+        reference=search_context.reference,
+    )
     log.mend()
     show = context.console.progress("precision")
     keys = [choice.key for choice in context.space]

@@ -17,6 +17,7 @@ from quantpipe.report.text import recovery_gain
 from quantpipe.search import Metric, Objective, ObjectiveForm, reaches
 from quantpipe.types import (
     RecoveryGain,
+    Score,
     SearchReport,
     StepRow,
 )
@@ -61,7 +62,10 @@ def weighed(result: RecoveryResult, report: SearchReport, seconds: float) -> Rec
     least = cast("float", report["least_value"])  # there was one to miss
     before: dict[str, Any] = {"value": report["best_value"], "accuracy": dict(report["metrics"]).get("top1")}
     value = objective_value(Metric(report["metric"]), result.metrics) if result.metrics else None
-    gains = value is not None and (value > before["value"] or isnan(before["value"]))
+    gains = value is not None and (
+        isnan(before["value"])
+        or _order(value, result.metrics, least) > _order(before["value"], report["metrics"], least)
+    )
     kept = gains and any(step["kept"] for step in result.steps)
     after: dict[str, Any] = {"value": value, "accuracy": result.metrics.get("top1")} if kept else before
     return {
@@ -76,6 +80,11 @@ def weighed(result: RecoveryResult, report: SearchReport, seconds: float) -> Rec
         "seconds": seconds,
         "evaluations": result.evaluations,
     }
+
+
+def _order(value: float, metrics: Mapping[str, float], least: float) -> tuple[bool, float]:
+    """Return what compares as searches do: whether the objective is met, then the loss that orders candidates."""
+    return reaches(value, least), Score(value, 0.0, tuple(metrics.items())).compared
 
 
 def left_out(result: RecoveryResult) -> RecoveryResult:

@@ -85,7 +85,7 @@ class SearchContext:
             return reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
 
         aside = None if context.inputs.aside is None else on(context.inputs.aside)
-        return cls._over(context, on(context.inputs.search), aside)
+        return cls._over(context, on(context.inputs.search).softened(context.settings.objective["metric"]), aside)
 
     def over(self, context: RunContext) -> SearchContext:
         """Return the same with the choices of another run on the same samples."""
@@ -101,15 +101,17 @@ class SearchContext:
             )
 
         objective = by(reference)
-        log = trial_log(context, objective, context.files.trials, repr(settings.search.algorithm))
+        log = trial_log(context, objective, context.files.trials, repr(settings.search.algorithm), reference=reference)
         return cls(reference, aside, objective, objective if aside is None else by(aside), log)
 
 
-def trial_log(context: RunContext, objective: Objective, path: Path, algorithm: str) -> JsonlLog:
+def trial_log(
+    context: RunContext, objective: Objective, path: Path, algorithm: str, *, reference: Reference
+) -> JsonlLog:
     """Return a log of the run's candidates; existing content of the file must have the same origin.
 
     The budget is not part of the origin: a larger one continues where the smaller one ended. `algorithm` is the
-    algorithm with its options, as text.
+    algorithm with its options, as text. `reference`: what candidates are compared with.
     """
     settings = context.settings
     identity = search_origin(
@@ -123,6 +125,7 @@ def trial_log(context: RunContext, objective: Objective, path: Path, algorithm: 
         algorithm=algorithm,
         **rounding_origin(settings),
         **detections_origin(settings),
+        **({} if reference.softness is None else {"compared": str(reference.softness)}),
         **({} if context.start is None else context.start.origin),
     )
     return JsonlLog(path, identity, context.space, context.console.warn)

@@ -34,7 +34,7 @@ from quantpipe.intake.half_ends import cast_ends, inside_of
 from quantpipe.lowering import Rendered, render
 from quantpipe.metrics.losses import OutputLoss, only_kl
 from quantpipe.metrics.outputs import cross_entropy, is_distribution, top1
-from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
+from quantpipe.metrics.reference import Compared, Found, Reference, compared_loss, output_metrics, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.realize import VENDOR, Provenance, write
 from quantpipe.realize.cache_ends import real_ports, stored_ends
@@ -43,6 +43,7 @@ from quantpipe.realize.provenance import stamp
 from quantpipe.recover import (
     STEPS,
     TRAIN,
+    Measured,
     RecoverOptions,
     RecoveryResult,
     State,
@@ -328,7 +329,7 @@ def recover(
 
     def judge_on(some: Samples) -> KeptScorer:
         session = Session(graph.model, where=graph.source)
-        reference = reference_of(session, some, graph.batch_size, holdout.compared)
+        reference = reference_of(session, some, graph.batch_size, holdout.compared).softened("auto")
         judges.append(KeptScorer(reference, some, settings.memory_mb // KEPT_SHARE))
         return judges[-1]
 
@@ -347,10 +348,11 @@ def recover(
     )
     outputs: WeakKeyDictionary[State, Found] = WeakKeyDictionary()
 
-    def measured(state: State) -> float:
+    def measured(state: State) -> Measured:
         outputs[state] = judge.outputs(state.graph, state.topology, work.plan(state))
         judge.release()  # the next step needs the memory, and gives another network or other weights
-        return judge.loss_of(outputs[state])
+        found = outputs[state]
+        return Measured(judge.loss_of(found), compared_loss(judge.reference, found))
 
     def with_labels(state: State) -> float:
         """Return the loss of a training by labels; the float model is no measure of what they teach."""

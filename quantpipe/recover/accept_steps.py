@@ -37,17 +37,27 @@ class RecoveryResult:
     """How often the network was measured on samples for it."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Hold the loss of a state, and what decides between two states, which varies less with the samples."""
+
+    loss: float
+    compared: float
+
+
 def accept_steps(
     start: State,
     steps: Sequence[StepItem],
     run: Callable[[StepItem, State], State],
-    measure: Callable[[State], float],
+    measure: Callable[[State], Measured],
     *,
     kl_target: float = 0.0,
     judges: Mapping[str, Callable[[State], float]] = MappingProxyType({}),
     limit: PassLimit | None = None,
 ) -> tuple[State, RecoveryResult]:
-    """Try the steps in order. `judges`: step name -> what decides about it in place of `measure`; lower is better.
+    """Try the steps in order. `measure` gives the losses of a state, of which lower is better.
+
+    `judges`: step name -> what decides about it in place of `measure`.
 
     A step that cannot apply, or whose numbers the device or the network cannot express, or that comes upon values which
     have no integers (a float node that divides by what became zero), is not kept; its row has the reason. Where the
@@ -59,10 +69,10 @@ def accept_steps(
     spent = 0.0 if limit is None else limit.counts.judgement
     for number, step in enumerate(steps):
         started = time.perf_counter()
-        row: StepRow = {"step": step.name, "kl_before": best, "kl_after": None, "kept": False}
+        row: StepRow = {"step": step.name, "kl_before": best.loss, "kl_after": None, "kept": False}
         table.append(row)
-        if state.walk is not None and best <= kl_target and step.rescales:
-            known = f"the loss is {best:.2g}, no more than recover.kl_target={kl_target:g}"
+        if state.walk is not None and best.loss <= kl_target and step.rescales:
+            known = f"the loss is {best.loss:.2g}, no more than recover.kl_target={kl_target:g}"
             reason = f"{known}: the walk is not repeated"
             row["seconds"], row["reason"] = 0.0, reason
             continue
@@ -76,15 +86,15 @@ def accept_steps(
             row["seconds"], row["reason"] = time.perf_counter() - started, str(error)
             continue
         spent += 0.0 if limit is None else step.count(limit.counts, _rows(state))
-        helps, note, judge = value < best, found.note, judges.get(step.name)
+        helps, note, judge = value.compared < best.compared, found.note, judges.get(step.name)
         if judge is not None:
             before, after = judge(state), judge(found)
             helps, note = after < before, f"{note}, judged with labels: {before:.3g} to {after:.3g}"
-        row["kl_after"], row["gain"], row["kept"], row["on"] = value, best - value, helps, note
+        row["kl_after"], row["gain"], row["kept"], row["on"] = value.loss, best.loss - value.loss, helps, note
         row["seconds"] = time.perf_counter() - started
         if found.curve:
             row["curve"] = list(found.curve)
-        if not isfinite(value):
+        if not isfinite(value.loss):
             row["reason"] = "its loss is no finite number: outputs are, or differ, beyond what float32 holds"
         if helps:
             best, state = value, found

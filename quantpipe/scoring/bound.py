@@ -16,7 +16,8 @@ from quantpipe.arrays import Array
 from quantpipe.metrics.losses import LossKind
 from quantpipe.metrics.outputs import is_distribution, log_probabilities
 from quantpipe.metrics.reference import Reference
-from quantpipe.types import Outputs
+from quantpipe.metrics.soft_kl import Softness
+from quantpipe.types import SOFT_KL, Outputs, Score
 
 _ROUND_OFF = 1e-9
 """Relative: the sums of all samples and of their parts are formed in another order."""
@@ -35,6 +36,8 @@ class PartialScoreBound:
         classes = not isinstance(reference.outputs, tuple) and reference.outputs.ndim == 2
         self._labels = reference.labels if metric == "accuracy" and classes else None
         self._sums: dict[str, _Sum] = {}
+        soft = reference.softness
+        self._soft = None if soft is None else _Sum(LossKind.KL, reference.outputs, softness=soft)
         if metric in (LossKind.KL, LossKind.MSE):
             self._sums[reference.output] = _Sum(LossKind(metric), reference.outputs)
         elif metric == "auto":
@@ -47,13 +50,19 @@ class PartialScoreBound:
         main = every[self._reference.output]
         for name, total in self._sums.items():
             total.add(every[name])
+        if self._soft is not None:
+            self._soft.add(main)
         if self._labels is not None:
             labels = self._labels[self._done : self._done + len(main)]
             self._right += int(np.sum(main.argmax(axis=1) == labels))
         self._done += len(main)
 
-    def best(self) -> float:
-        """Return the best value that the samples seen so far still allow."""
+    def best(self, cost: float) -> Score:
+        """Return the best score of this cost that the samples seen so far still allow."""
+        soft = () if self._soft is None else ((SOFT_KL, self._soft.least()),)
+        return Score(self._best(), cost, soft, pruned=True)
+
+    def _best(self) -> float:
         if self._sums:
             losses = [total.least() for total in self._sums.values()]
             return -math.nan if any(map(math.isnan, losses)) else -max(losses) if any(losses) else 0.0
@@ -65,8 +74,10 @@ class PartialScoreBound:
 class _Sum:
     """What one output has lost so far, of what all samples together lose."""
 
-    def __init__(self, kind: LossKind, expected: Outputs, factor: float = 1.0) -> None:
-        self._kind, self._expected, self._factor = kind, expected, factor
+    def __init__(
+        self, kind: LossKind, expected: Outputs, factor: float = 1.0, *, softness: Softness | None = None
+    ) -> None:
+        self._kind, self._expected, self._factor, self._softness = kind, expected, factor, softness
         self._count, self._done, self._total = len(expected), 0, 0.0
         self._distribution = kind is LossKind.KL and is_distribution(expected)
         if kind is LossKind.MSE:
@@ -97,5 +108,7 @@ class _Sum:
     def _divergence(self, expected: Array, outputs: Array) -> float:
         if not np.all(np.isfinite(outputs)):
             return float("inf")
+        if self._softness is not None:
+            return float(np.sum(self._softness.of_rows(expected, outputs)))
         p, q = (log_probabilities(x, self._distribution) for x in (expected, outputs))
         return float(np.sum(np.exp(p) * (p - q))) / max(expected[..., 0].size // len(expected), 1)

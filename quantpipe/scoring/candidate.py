@@ -176,9 +176,8 @@ class CandidateMeasure:
         outputs = []
 
         def given_up() -> Score | None:
-            if bound is None or should_prune is None or not should_prune(Score(bound.best(), cost)):
-                return None
-            return Score(bound.best(), cost, pruned=True)
+            possible = None if bound is None else bound.best(cost)
+            return None if possible is None or should_prune is None or not should_prune(possible) else possible
 
         if lost := given_up():
             return lost

@@ -259,7 +259,7 @@ class Objective:
 
     def utility(self, score: Score) -> float:
         """Return value - trade · cost / unit, which open-ended forms maximize."""
-        return _value(score) - self.trade * score.cost / self.cost_unit
+        return _value(score.value) - self.trade * score.cost / self.cost_unit
 
     def feasible(self, score: Score) -> bool:
         """Return whether the score keeps the promise of the form (near enough, or cheap enough, or a number at all)."""
@@ -275,7 +275,7 @@ class Objective:
         A NaN value is the worst value.
         """
         feasible = self.feasible(score)
-        value, thrift = _value(score), -score.cost
+        value, thrift = _value(score.compared), -score.cost
         if self.open_ended:
             return (feasible, self.utility(score), thrift)
         cost_first = feasible == (self.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE)
@@ -295,7 +295,7 @@ class Objective:
             loss = (self.reference_value - self.utility(score)) / (self.trade or 1.0)
             return (1 + _squash(loss)) / 2 if self.feasible(score) else 2.0
         unit = self.tolerance or 1.0
-        loss = (self.reference_value - _value(score)) / unit
+        loss = (self.reference_value - _value(score.compared)) / unit
         if self.cost_limit is not None:
             if self.feasible(score):
                 return (1 + _squash(loss)) / 2
@@ -364,8 +364,8 @@ def reaches(value: float, least: float) -> bool:
     return value >= least - _SLACK
 
 
-def _value(score: Score) -> float:
-    return -math.inf if math.isnan(score.value) else score.value
+def _value(found: float) -> float:
+    return -math.inf if math.isnan(found) else found
 
 
 def _squash(x: float) -> float:

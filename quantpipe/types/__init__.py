@@ -4,7 +4,7 @@ from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.caches import CacheLimits, CacheSite
 from quantpipe.types.chip import Chip, ChipType
-from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
+from quantpipe.types.choices import SOFT_KL, Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, groups_of, objects_of, sample_name
 from quantpipe.types.deployment import DeploymentPart

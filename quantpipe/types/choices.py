@@ -122,6 +122,10 @@ class ChoiceSpace:
         return len(self.choices)
 
 
+SOFT_KL = "soft_kl"
+"""Among the metrics of a score, KL divergence at a temperature, in units of the plain one."""
+
+
 @dataclass(frozen=True)
 class Score:
     """State what one point is worth: `value` is the objective, higher is better; `cost` is lower-is-better.
@@ -134,6 +138,11 @@ class Score:
     cost: float
     metrics: tuple[tuple[str, float], ...] = ()
     pruned: bool = False
+
+    @property
+    def compared(self) -> float:
+        """Return what orders losses, higher is better: minus `soft_kl` where it was measured, else the value."""
+        return next((-found for name, found in self.metrics if name == SOFT_KL), self.value)
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,10 @@ def test_a_bound_ends_at_the_value(metric: str) -> None:
     bound = PartialScoreBound(metric, Reference(rows, None))
     value = -output_metrics(Reference(rows, None), tuple(noisy))[metric]
     for row in noisy:
-        assert bound.best() >= value
+        assert bound.best(1.0).value >= value
         bound.add(row[None])
-    assert bound.best() == pytest.approx(value, rel=1e-8)
-    assert bound.best() >= value
+    assert bound.best(1.0).value == pytest.approx(value, rel=1e-8)
+    assert bound.best(1.0).value >= value
 
 
 def test_losses_on_outputs_of_several_shapes() -> None:

@@ -11,16 +11,22 @@ import pytest
 
 from quantpipe.errors import ArtifactError, ConfigError, DataError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, accept_steps
+from quantpipe.recover import Measured, NotApplicable, RecoverOptions, State, StepItem, accept_steps
 from quantpipe.recover.named_steps import Walk, layer_options
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.rescale.equalize import Equalization
 
 
 def climbed(
-    values: list[Any], before: float = 1.0, judges: dict[str, Callable[[State], float]] | None = None
+    values: list[Any],
+    before: float = 1.0,
+    judges: dict[str, Callable[[State], float]] | None = None,
+    compared: list[float] | None = None,
 ) -> tuple[State, Any]:
-    """A ladder whose n-th step measures values[n] (an exception: raises it); the overrides carry all kept steps."""
+    """A ladder whose n-th step measures values[n] (an exception: raises it); the overrides carry all kept steps.
+
+    `compared`: what decides after so many kept steps; None: the value itself.
+    """
     start = State(cast(Any, None), cast(Any, None))
 
     def run(item: StepItem, state: State) -> State:
@@ -30,9 +36,10 @@ def climbed(
         made = {**state.overrides.biases, item.name: np.asarray(float(item.parameters))}
         return replace(state, overrides=Overrides({}, made), note=f"note {item.parameters}")
 
-    def measure(state: State) -> float:
+    def measure(state: State) -> Measured:
         made = state.overrides.biases
-        return float(values[int(list(made.values())[-1])]) if made else before
+        value = float(values[int(list(made.values())[-1])]) if made else before
+        return Measured(value, value if compared is None else compared[len(made)])
 
     items = [StepItem(f"step {n}", n) for n in range(len(values))]
     return accept_steps(start, items, run, measure, judges=judges or {})
@@ -47,6 +54,13 @@ def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
     ]
     assert list(found.overrides.biases) == ["step 0", "step 1", "step 2"] and state.overrides is found.overrides
     assert all(s["seconds"] >= 0 for s in found.steps)
+
+
+@pytest.mark.parametrize(("after", "kept"), [(0.9, True), (1.0, False), (1.1, False)])
+def test_what_varies_less_decides_and_the_row_has_the_loss(after: float, kept: bool) -> None:
+    _, found = climbed([1.5], compared=[1.0, after])
+    (row,) = found.steps
+    assert (row["kl_before"], row["kl_after"], row["gain"], row["kept"]) == (1.0, 1.5, -0.5, kept)
 
 
 @pytest.mark.parametrize(("after", "kept"), [(0.4, True), (0.5, False), (0.6, False)])
@@ -76,8 +90,8 @@ def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, kl_targe
         ran.append(item.name)
         return replace(state, walk=(LayerOptions(), 64))
 
-    def measure(state: State) -> float:
-        return 1.0 if state.walk is None else kl
+    def measure(state: State) -> Measured:
+        return Measured(1.0, 1.0) if state.walk is None else Measured(kl, kl)
 
     items = [StepItem("equalize", None), StepItem("gptq_compensated", None), StepItem(second, None)]
     start = State(cast(Any, None), cast(Any, None))
@@ -86,7 +100,7 @@ def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, kl_targe
     assert ran == ["gptq_compensated"] + [second] * (not left_out)
     assert ("recover.kl_target" in found.steps[1].get("reason", "")) == left_out
     ran.clear()
-    accept_steps(start, items[:1], run, lambda state: kl, kl_target=kl_target)
+    accept_steps(start, items[:1], run, lambda state: Measured(kl, kl), kl_target=kl_target)
     assert ran == ["equalize"], "without a walk there is none to repeat"
 
 

@@ -56,14 +56,14 @@ class Additive:
 
     def learn(self, choice: int, option: int, score: Score) -> None:
         """Include the score of a point that differs from the base in this choice only."""
-        self.measured[choice, option] = (self._score.value - score.value, self._score.cost - score.cost)
+        self.measured[choice, option] = (self._score.compared - score.compared, self._score.cost - score.cost)
 
     def learn_level(self, index: int, score: Score) -> None:
         """Include the score of a point with every graded choice at this option.
 
         It is a first guess for what was not probed.
         """
-        loss, saved = self._score.value - score.value, self._score.cost - score.cost
+        loss, saved = self._score.compared - score.compared, self._score.cost - score.cost
         if self.graded and index > 0 and math.isfinite(loss):
             self._levels[index] = (max(loss, 0.0) / len(self.graded), max(saved, 0.0) / len(self.graded))
 

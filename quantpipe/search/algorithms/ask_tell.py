@@ -59,7 +59,7 @@ def losses(score: Score, start: Score, objective: Objective) -> tuple[float, flo
 
     Both are finite and to be minimized.
     """
-    loss = objective.reference_value - score.value
+    loss = objective.reference_value - score.compared
     return (loss if math.isfinite(loss) else _WORST), score.cost / start.cost if start.cost > 0 else 0.0
 
 

@@ -90,7 +90,7 @@ class _Turns:
         """Take the first of these options that is better; the others are expected to lose a little."""
         for place, option in enumerate(options):
             if self._takes(choice, option):
-                left = self.objective.reference_value - self.score.value
+                left = self.objective.reference_value - self.score.compared
                 self.lost |= {(choice, other): _UNTRIED * left for other in options[place + 1 :]}
                 return
 
@@ -98,7 +98,7 @@ class _Turns:
         """Try single options, the smallest known loss first, until so many in a row gained nothing."""
         fruitless, tried = 0, set[tuple[int, int]]()
         while fruitless < most:
-            limit = _HOPELESS * (self.objective.reference_value - self.score.value)
+            limit = _HOPELESS * (self.objective.reference_value - self.score.compared)
             waiting = [
                 (lost, key)
                 for key, lost in self.lost.items()
@@ -120,13 +120,13 @@ class _Turns:
         if self.objective.better(attempt, self.score):
             self.point, self.score = other, attempt
             return True
-        self.lost[choice, option] = self.score.value - attempt.value
+        self.lost[choice, option] = self.score.compared - attempt.compared
         return False
 
 
 def _worth_a_pass(before: Score, after: Score, objective: Objective) -> bool:
     """Whether a pass removed so much of the loss that another one may remove more."""
-    lost = objective.reference_value - before.value
+    lost = objective.reference_value - before.compared
     if math.isnan(lost) or lost <= 0:
-        return after.value > before.value or math.isnan(lost)
-    return objective.reference_value - after.value < ENOUGH * lost
+        return after.compared > before.compared or math.isnan(lost)
+    return objective.reference_value - after.compared < ENOUGH * lost

@@ -188,7 +188,8 @@ class Greedy:
         scores = dict(zip(lowered, evaluate(list(lowered.values())), strict=True))
         ranks = {i: _sensitivity(start, score) for i, score in scores.items() if score.cost < start.cost}
         free = [i for i, score in scores.items() if score.cost == start.cost and objective.better(score, start)]
-        gains = {i: (s.value - start.value) / (s.cost - start.cost) for i, s in scores.items() if s.cost > start.cost}
+        paid = {i: s for i, s in scores.items() if s.cost > start.cost}
+        gains = {i: (s.compared - start.compared) / (s.cost - start.cost) for i, s in paid.items()}
         dearer = sorted((i for i, gain in gains.items() if gain > 0), key=lambda i: -gains[i])
         return ranks, free, dearer
 
@@ -225,7 +226,7 @@ def _lifted(
 def _sensitivity(before: Score, after: Score) -> tuple[float, float]:
     """Loss per saved cost of one step; a gain is no loss, and of equals what saves more comes first."""
     saved = before.cost - after.cost
-    loss = before.value - after.value
+    loss = before.compared - after.compared
     # NaN (a broken model) comes last; `max` alone would let it pass as no loss.
     return (float("inf") if np.isnan(loss) else max(loss, 0.0) / saved), -saved
 

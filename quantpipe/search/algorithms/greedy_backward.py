@@ -99,7 +99,7 @@ def _together(
     coarse = tuple(last[i] if i in ranks or i in idle else first[i] for i in range(len(space)))
     low, *high = evaluate([coarse, *((*coarse[:i], 0, *coarse[i + 1 :]) for i in idle)])
     saved = {i: score.cost - low.cost for i, score in zip(idle, high, strict=True)}
-    losses = {i: (start.value - probes[i].value) / found for i, found in saved.items() if found > 0}
+    losses = {i: (start.compared - probes[i].compared) / found for i, found in saved.items() if found > 0}
     return {i: math.inf if math.isnan(loss) else loss for i, loss in losses.items()}
 
 
@@ -116,5 +116,5 @@ def _coarse(space: ChoiceSpace, evaluate: Evaluate, objective: Objective, last: 
 
 def _sensitivity(before: Score, after: Score) -> float:
     """Loss per saved cost; a broken model (NaN) loses most."""
-    loss = (before.value - after.value) / (before.cost - after.cost)
+    loss = (before.compared - after.compared) / (before.cost - after.cost)
     return math.inf if math.isnan(loss) else loss

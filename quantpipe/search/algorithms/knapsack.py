@@ -127,7 +127,7 @@ class _Run:
         Sums that overflow can have this effect, and the loss of an option next to a broken sum means little.
         """
         point, score = self.best
-        if self.objective.open_ended or not score.value > self.start.value:
+        if self.objective.open_ended or not score.compared > self.start.compared:
             return
         self.base, self.start = point, score
         self.model = Additive(self.space, point, score)
@@ -139,7 +139,7 @@ class _Run:
         up.
         """
         point, score = self.best
-        if self.within_cost and score.value > self.start.value and self.objective.feasible(score):
+        if self.within_cost and score.compared > self.start.compared and self.objective.feasible(score):
             self.model = self.model.moved(point, score)
             self.base, self.start = point, score
 

@@ -54,8 +54,8 @@ def drawn(
     rows, logs = np.zeros((len(ours), len(columns))), np.zeros(len(ours))
     for row, (point, score) in enumerate(ours.items()):
         rows[row, [place[i, o] for i, o in enumerate(point) if (i, o) in place]] = 1.0
-        logs[row] = _logarithm(objective.reference_value - score.value)
-    origin = _logarithm(objective.reference_value - known[base].value)
+        logs[row] = _logarithm(objective.reference_value - score.compared)
+    origin = _logarithm(objective.reference_value - known[base].compared)
     logs = np.minimum(logs, origin + _MOST)
     precision = rows.T @ rows / _RESIDUAL**2 + np.eye(len(columns)) / _EFFECT**2
     mean = np.linalg.solve(precision, rows.T @ (logs - origin) / _RESIDUAL**2 + _EXPECTED / _EFFECT**2)

@@ -147,7 +147,7 @@ class Surrogate:
 
         x, asked = np.array(list(known), np.float64), np.array(points, np.float64)
         unit = (objective.trade if objective.open_ended else objective.tolerance) or 1.0
-        loss = np.array([_scaled((start.value - s.value) / unit) for s in known.values()])
+        loss = np.array([_scaled((start.compared - s.compared) / unit) for s in known.values()])
         trees = HistGradientBoostingRegressor(
             max_iter=self.trees,
             learning_rate=self.learning_rate,
@@ -160,7 +160,9 @@ class Surrogate:
         with threadpool_limits(limits=1):  # the data are tiny: threads would only wait for one another
             losses = trees.fit(x, loss).predict(asked)
         costs = _linear(x, np.array([s.cost for s in known.values()]), asked)
-        return [Score(start.value - unit * _unscaled(float(e)), float(c)) for e, c in zip(losses, costs, strict=True)]
+        return [
+            Score(start.compared - unit * _unscaled(float(e)), float(c)) for e, c in zip(losses, costs, strict=True)
+        ]
 
 
 def _view(objective: Objective, rng: np.random.Generator) -> Objective:

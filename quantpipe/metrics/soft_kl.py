@@ -1,0 +1,74 @@
+"""KL divergence at a temperature, in units of the plain one: what a search compares candidates by.
+
+Where the float model is sure of most samples, nearly all of the KL divergence comes from the few others, and the best
+of some hundred candidates is the best on those few. Class scores divided by a temperature T are less sure, so that
+every sample counts (Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, train with them).
+
+For small differences d of the scores, KL is ½ dᵀ(diag(p) - ppᵀ)d. So a row of scores counts by w = 1 - Σ p², the trace
+of that matrix, and (Σ w)² / Σ w² rows count effectively. KL at T, times T² and the sum of w at 1 over the sum of w at
+T, is the plain KL of errors that are alike in all classes and rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.arrays import Array
+from quantpipe.metrics.outputs import all_finite, fitted, is_distribution, log_probabilities, row_divergences
+from quantpipe.types import Outputs
+
+TEMPERATURE = 16.0
+
+ENOUGH = 500
+"""Effective number of rows of class scores from which plain KL is used."""
+
+
+@dataclass(frozen=True)
+class Softness:
+    """Hold a temperature, and the factor from KL at it to units of KL at 1."""
+
+    temperature: float
+    factor: float
+
+    def __str__(self) -> str:
+        return f"kl at temperature {self.temperature:g}"
+
+    def divergences(self, reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
+        """Return the divergence of each sample in nats, `[N]`, the mean over its rows; infinite where outputs are."""
+        if not all_finite(outputs):
+            return np.full(len(reference), np.inf)
+        pairs = zip(_samples(reference), _samples(fitted(reference, outputs)), strict=True)
+        return np.concatenate([self.of_rows(own, found) for own, found in pairs])
+
+    def of_rows(self, reference: Array, outputs: Array) -> NDArray[np.float64]:
+        """Return the divergence of each sample of class scores `[n, ..., classes]`, `[n]`."""
+        rows = row_divergences(reference / self.temperature, outputs / self.temperature, distribution=False)
+        return self.factor * np.asarray(rows.reshape(len(rows), -1).mean(axis=1))
+
+
+def softness_of(reference: Outputs) -> Softness | None:
+    """Return how class scores are softened; None where plain KL is used: enough rows count, or for probabilities.
+
+    Probabilities have lost their differences where they end at 0.
+    """
+    if is_distribution(reference) or not all_finite(reference):
+        return None
+    plain = _counts(reference, 1.0)
+    total, squares = float(np.sum(plain)), float(np.sum(plain**2))
+    if total == 0 or total**2 >= ENOUGH * squares:
+        return None
+    return Softness(TEMPERATURE, TEMPERATURE**2 * total / float(np.sum(_counts(reference, TEMPERATURE))))
+
+
+def _counts(reference: Outputs, temperature: float) -> NDArray[np.float64]:
+    """Return by how much each row counts, `[rows]`: 1 - Σ p²."""
+    found = (np.exp(log_probabilities(part / temperature, distribution=False)) for part in _samples(reference))
+    return np.concatenate([(1.0 - np.sum(p**2, axis=-1)).reshape(-1) for p in found])
+
+
+def _samples(outputs: Outputs) -> list[Array]:
+    """Return class scores of alike samples, `[n, ..., classes]`."""
+    return [part[None] for part in outputs] if isinstance(outputs, tuple) else [outputs]
