@@ -7,7 +7,7 @@ locked here: whoever drives the stages holds the folder's lock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -160,7 +160,7 @@ class Steps:
     def report(self) -> RunReport:
         """Return the report of the evaluation; AgreementError when integers differ and `verify=fail`."""
         search_context = self._start.search_context
-        seen = None if search_context is None else search_context.reference
+        seen = None if search_context is None else replace(search_context.reference, softness=None)
         return evaluate(self.realized, self.recovered, self.profile, seen, diagnose=self._diagnose)
 
     def _diagnose(self, report: RunReport, budget: EffortBudget) -> DiagnosisPart | None:
