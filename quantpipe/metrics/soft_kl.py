@@ -1,12 +1,12 @@
 """KL divergence at a temperature, in units of the plain one: what a search compares candidates by.
 
-Where the float model is sure of most samples, nearly all of the KL divergence comes from the few others, and the best
-of some hundred candidates is the best on those few. Class scores divided by a temperature T are less sure, so that
-every sample counts (Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, train with them).
+If the float model is sure of most samples, nearly all of the KL divergence comes from the few others. The best of some
+hundred candidates is then the best on those few. Class scores divided by a temperature T are less sure, so that every
+sample counts (Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, train with them).
 
 For small differences d of the scores, KL is ½ dᵀ(diag(p) - ppᵀ)d. So a row of scores counts by w = 1 - Σ p², the trace
-of that matrix, and (Σ w)² / Σ w² rows count effectively. KL at T, times T² and the sum of w at 1 over the sum of w at
-T, is the plain KL of errors that are alike in all classes and rows.
+of that matrix, and (Σ w)² / Σ w² rows count effectively. KL at T is multiplied by T² and by the ratio of the sums of
+w at 1 and at T. For errors that are alike in all classes and rows, this is the plain KL.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from quantpipe.realize.provenance import stamp
 from quantpipe.recover import (
     STEPS,
     TRAIN,
-    Measured,
+    StepLoss,
     RecoverOptions,
     RecoveryResult,
     State,
@@ -348,11 +348,11 @@ def recover(
     )
     outputs: WeakKeyDictionary[State, Found] = WeakKeyDictionary()
 
-    def measured(state: State) -> Measured:
+    def measured(state: State) -> StepLoss:
         outputs[state] = judge.outputs(state.graph, state.topology, work.plan(state))
         judge.release()  # the next step needs the memory, and gives another network or other weights
         found = outputs[state]
-        return Measured(judge.loss_of(found), compared_loss(judge.reference, found))
+        return StepLoss(judge.loss_of(found), compared_loss(judge.reference, found))
 
     def with_labels(state: State) -> float:
         """Return the loss of a training by labels; the float model is no measure of what they teach."""

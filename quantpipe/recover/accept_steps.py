@@ -38,7 +38,7 @@ class RecoveryResult:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepLoss:
     """Hold the loss of a state, and what decides between two states, which varies less with the samples."""
 
     loss: float
@@ -49,7 +49,7 @@ def accept_steps(
     start: State,
     steps: Sequence[StepItem],
     run: Callable[[StepItem, State], State],
-    measure: Callable[[State], Measured],
+    measure: Callable[[State], StepLoss],
     *,
     kl_target: float = 0.0,
     judges: Mapping[str, Callable[[State], float]] = MappingProxyType({}),

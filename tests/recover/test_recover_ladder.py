@@ -11,7 +11,7 @@ import pytest
 
 from quantpipe.errors import ArtifactError, ConfigError, DataError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.recover import Measured, NotApplicable, RecoverOptions, State, StepItem, accept_steps
+from quantpipe.recover import StepLoss, NotApplicable, RecoverOptions, State, StepItem, accept_steps
 from quantpipe.recover.named_steps import Walk, layer_options
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.rescale.equalize import Equalization
@@ -36,10 +36,10 @@ def climbed(
         made = {**state.overrides.biases, item.name: np.asarray(float(item.parameters))}
         return replace(state, overrides=Overrides({}, made), note=f"note {item.parameters}")
 
-    def measure(state: State) -> Measured:
+    def measure(state: State) -> StepLoss:
         made = state.overrides.biases
         value = float(values[int(list(made.values())[-1])]) if made else before
-        return Measured(value, value if compared is None else compared[len(made)])
+        return StepLoss(value, value if compared is None else compared[len(made)])
 
     items = [StepItem(f"step {n}", n) for n in range(len(values))]
     return accept_steps(start, items, run, measure, judges=judges or {})
@@ -90,8 +90,8 @@ def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, kl_targe
         ran.append(item.name)
         return replace(state, walk=(LayerOptions(), 64))
 
-    def measure(state: State) -> Measured:
-        return Measured(1.0, 1.0) if state.walk is None else Measured(kl, kl)
+    def measure(state: State) -> StepLoss:
+        return StepLoss(1.0, 1.0) if state.walk is None else StepLoss(kl, kl)
 
     items = [StepItem("equalize", None), StepItem("gptq_compensated", None), StepItem(second, None)]
     start = State(cast(Any, None), cast(Any, None))
@@ -100,7 +100,7 @@ def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, kl_targe
     assert ran == ["gptq_compensated"] + [second] * (not left_out)
     assert ("recover.kl_target" in found.steps[1].get("reason", "")) == left_out
     ran.clear()
-    accept_steps(start, items[:1], run, lambda state: Measured(kl, kl), kl_target=kl_target)
+    accept_steps(start, items[:1], run, lambda state: StepLoss(kl, kl), kl_target=kl_target)
     assert ran == ["equalize"], "without a walk there is none to repeat"
 
 

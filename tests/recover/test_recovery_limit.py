@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from quantpipe.pipeline import stages
-from quantpipe.recover import Measured, NotApplicable, RecoverOptions, State, StepItem, accept_steps, pass_limit
+from quantpipe.recover import StepLoss, NotApplicable, RecoverOptions, State, StepItem, accept_steps, pass_limit
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.recovery_cost import ALWAYS, DOUBLE, ELEMENT, PassCounts, PassLimit, float_work, walk_algebra
 from tests.ops.line import Net, line
@@ -31,7 +31,7 @@ def tried(passes: float, absent: str = "") -> list[tuple[str, bool]]:
 
     losses = iter([1.0, 0.9, 0.8, 0.7, 0.6])
     _, found = accept_steps(
-        START, STEPS, run, lambda state: Measured(*[next(losses)] * 2), limit=PassLimit(COUNTS, passes)
+        START, STEPS, run, lambda state: StepLoss(*[next(losses)] * 2), limit=PassLimit(COUNTS, passes)
     )
     for row in found.steps:
         assert not row.get("limited") or (not row["kept"] and "effort.recover_passes allows" in row["reason"])
