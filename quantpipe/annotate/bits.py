@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from quantpipe.graph.view import Graph
-from quantpipe.oprules import Family, rule_of
-from quantpipe.types import HardwareSpec, Kernel, ScaleGroup, WeightSite
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.legality import integer_signatures
+from quantpipe.oprules import Family, OpRule, rule_of
+from quantpipe.types import FloatOn, HardwareSpec, Kernel, ScaleGroup, Topology, WeightSite
 from quantpipe.types.kernel import KernelSite
 
 WIDEST = 16
@@ -22,6 +23,31 @@ def limited(spec: HardwareSpec, sites: Sequence[KernelSite]) -> dict[str, int]:
             if value in bits[site.kernel]:
                 found[tensor] = min(found.get(tensor, 16), bits[site.kernel][value])
     return found
+
+
+def held_back(graph: Graph, topology: Topology, spec: HardwareSpec) -> str | None:
+    """Return which ops keep all tensors at fewer bits than the device could raise them to; None where some can be.
+
+    A kernel of one width takes its neighbours with it, and these theirs, as no kernel stores another width.
+    """
+    most, usual = spec.activations.raise_to, spec.activations.bits
+    if most <= usual or topology.raisable or spec.float_on is FloatOn.NONE:
+        return None
+    nodes = [graph.by_name[k.node] for k in topology.kernels if k.weight is None]
+    ops = sorted({n.op for n in nodes if (rule := rule_of(n)) and _is_narrow(n, graph, spec, rule)})
+    if not ops:
+        return None
+    return (
+        f"no tensor can have more than {usual} bits, since {spec.name} runs {', '.join(ops)} in {usual} bits alone, "
+        f"and neighbours have one width. With annotate.float_ops=[{','.join(ops)}], precision=auto may raise tensors "
+        f"to {most} bits"
+    )
+
+
+def _is_narrow(node: Node, graph: Graph, spec: HardwareSpec, rule: OpRule) -> bool:
+    """Return whether a node runs in integers, and never in more bits than usual."""
+    ways = integer_signatures(spec, node, graph, rule)
+    return bool(ways) and all(d.bits <= spec.activations.bits for way in ways for d in way.inputs)
 
 
 def ends_of(graph: Graph, spec: HardwareSpec, kernels: Sequence[Kernel]) -> dict[str, int]:

@@ -43,10 +43,14 @@ NARROWED = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 
 
 class Winner(StrEnum):
-    """Name the operand whose range represents a same-scale class."""
+    """Name the operand whose range represents a same-scale class.
+
+    BOTH: few elements of the input are its extremes, which a clipping range loses, and the result consists of them.
+    """
 
     INPUT = "input"
     OUTPUT = "output"
+    BOTH = "both"
 
 
 NodeText = Callable[[Node, Graph], str | None]

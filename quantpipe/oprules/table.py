@@ -20,6 +20,7 @@ from quantpipe.types import Reason, ReasonKind
 TABLES, SUM = (K.TABLE,), (K.SUM,)
 SOFTMAX = (K.TABLE, K.TFLITE, K.SHIFT, K.POLYNOMIAL)
 _MOVE = OpRule(Family.MOVE)
+_EXTREME = OpRule(Family.MOVE, winner=Winner.BOTH)
 
 _OWN: Mapping[str, OpRule] = {
     "Conv": OpRule(
@@ -82,7 +83,7 @@ _OWN: Mapping[str, OpRule] = {
     "Relu": OpRule(Family.CLAMP, bounds=f.relu_bounds),
     "Clip": OpRule(Family.CLAMP, refuse=f.clip_refuses, bounds=f.clip_bounds),
     "MaxPool": OpRule(Family.MOVE, refuse=f.max_pool_refuses, facts=f.pool_facts, conditions=("window", "pad_max")),
-    "GlobalMaxPool": _MOVE,
+    "GlobalMaxPool": _EXTREME,
     "Reshape": _MOVE,
     "Flatten": _MOVE,
     "Squeeze": _MOVE,
@@ -102,8 +103,8 @@ _OWN: Mapping[str, OpRule] = {
     "Resize": OpRule(Family.MOVE, refuse=f.resize_refuses),
     "Expand": _MOVE,
     "Tile": _MOVE,
-    "ReduceMax": _MOVE,
-    "ReduceMin": _MOVE,
+    "ReduceMax": _EXTREME,
+    "ReduceMin": _EXTREME,
     "TopK": OpRule(Family.MOVE, refuse=f.top_refuses),
     "Concat": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT),
     "ScatterND": OpRule(Family.MOVE, data=(0, 2), winner=Winner.OUTPUT, refuse=f.scatter_refuses),

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from quantpipe.annotate.bits import held_back
 from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.check.decision_text import decisions
 from quantpipe.check.islands import conversions, rescales
@@ -171,6 +172,7 @@ def build_report(
             *_overruled(decision.report.get("threshold_rules", ())),
             *evaluation.warnings,
             *([by_run] if (by_run := dynamic_note(topology)) is not None else []),
+            *([held] if evaluation.lossy and (held := held_back(graph, topology, settings.spec)) is not None else []),
             *([changed] if (changed := imported_warning(evaluated.imported)) is not None else []),
             *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),

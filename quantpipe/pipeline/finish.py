@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+from quantpipe.annotate.bits import held_back
 from quantpipe.annotate.half import below_half, beyond_half
 from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.artifacts import read_json
@@ -225,8 +226,10 @@ def _evaluate(
         *forms_warnings(forms),
     ):
         context.console.warn(warning)
-    if (by_run := dynamic_note(context.topology)) is not None:
-        context.console.warn(by_run)
+    notes = [dynamic_note(context.topology)]
+    notes += [held_back(context.graph, context.topology, settings.spec)] if evaluation.lossy else []
+    for note in filter(None, notes):
+        context.console.warn(note)
     host = host_warning(context.graph, context.topology, plan, settings.spec)
     if host is not None:
         context.console.warn(host)
