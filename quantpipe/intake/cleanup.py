@@ -395,6 +395,12 @@ def _outside_notes(model: ir.Model) -> list[str]:
     ]
 
 
+TOO_LARGE = ("Failed to serialize proto", "exceeds maximum protobuf size")
+"""What protobuf writes of such a model."""
+
+
 def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
+    if any(sign in text for sign in TOO_LARGE):
+        return "its result is larger than the 2 GB of a model in one file"
     return text.splitlines()[0][:200]

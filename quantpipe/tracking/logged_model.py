@@ -59,7 +59,7 @@ def log_onnx(
             model_id=logged.model_id,
             run_id=run.info.run_id,
             signature=_signature(proto),
-            input_example=_one_sample(example),
+            input_example=_one_sample(example, proto),
             # Said here, because MLflow would otherwise load the model in a new process to find out.
             pip_requirements=[f"{package}=={version(package)}" for package in ("onnx", "onnxruntime", "numpy")],
             onnx_execution_providers=["CPUExecutionProvider"],
@@ -90,8 +90,11 @@ def _schema(ports: Iterable[Any]) -> Any:
     return Schema(specs)
 
 
-def _one_sample(example: Mapping[str, NDArray[Any]] | None) -> dict[str, NDArray[Any]] | None:
-    first = {name: np.asarray(array)[:1] for name, array in (example or {}).items()}
+def _one_sample(example: Mapping[str, NDArray[Any]] | None, proto: Any) -> dict[str, NDArray[Any]] | None:
+    """Return the first sample; an input whose first axis has a size, such as the layers of a state, is whole."""
+    sizes = {i.name: i.type.tensor_type.shape.dim[0].dim_value for i in proto.graph.input
+             if i.type.tensor_type.shape.dim}  # fmt: skip
+    first = {name: np.asarray(array)[: sizes.get(name) or 1] for name, array in (example or {}).items()}
     small = sum(array.size for array in first.values()) <= _EXAMPLE_ELEMENTS
     # JSON keeps no shape of an empty cache, so MLflow would reject its own copy of the example.
     written = all(array.size for array in first.values())

@@ -134,6 +134,17 @@ def test_a_clean_up_that_goes_wrong_is_undone(step: str, fault: str, monkeypatch
     assert_same_function(net, graph)
 
 
+def test_a_step_whose_result_is_too_large_is_named_in_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bad(model: ir.Model) -> ir.Model:
+        raise RuntimeError("Failed to serialize proto")
+
+    bad.__name__ = "_slim"
+    monkeypatch.setattr(cleanup, "_slim", bad)
+    net = Net(seed=6)
+    net.output(net.dense(net.input(None, 4), 4, 3))
+    assert any("was skipped: its result is larger than the 2 GB of a model in one file" in n for n in load(net).notes)
+
+
 @pytest.mark.parametrize("opset", [9, 10, 11, 12, 13])
 def test_old_opsets_are_raised(opset: int) -> None:
     net = Net(seed=6, opset=opset)

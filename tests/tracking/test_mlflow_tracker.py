@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.errors import ConfigError, Interrupted
 from quantpipe.tracking import MlflowTracker
+from quantpipe.tracking.logged_model import _one_sample
 from quantpipe.tracking.setup import make_client
 
 
@@ -141,6 +142,19 @@ def test_the_model_comes_back_with_its_signature(launch: Path, tmp_path: Path) -
     session = onnxruntime.InferenceSession(mlflow.onnx.load_model(logged.artifact_location).SerializeToString())
     np.testing.assert_allclose(session.run(None, {"x": sample})[0], sample @ weight, rtol=1e-4)
     assert "onnxruntime==" in (Path(logged.artifact_location.removeprefix("file://")) / "requirements.txt").read_text()
+
+
+def test_an_example_has_all_layers_of_a_state(tmp_path: Path) -> None:
+    """A state `[2, n, 3]` has samples along its second axis; MLflow rejects an example with one layer."""
+    save_model(tmp_path / "model.onnx")
+    proto = onnx.load(tmp_path / "model.onnx")
+    proto.graph.input.append(helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "n", 3]))
+    example = {"x": np.zeros((5, 12), np.float32), "state": np.zeros((2, 1, 3), np.float32)}
+    kept = _one_sample(example, proto)
+    assert kept is not None and {name: array.shape for name, array in kept.items()} == {
+        "x": (1, 12),
+        "state": (2, 1, 3),
+    }
 
 
 def test_log_model_can_be_switched_off(launch: Path, tmp_path: Path) -> None:
