@@ -83,8 +83,14 @@ def _empty(inputs: Sequence[TensorInfo], others: Collection[str]) -> list[Feed]:
 
 
 def one_number_each(values: NDArray[Any], port: TensorInfo) -> NDArray[Any]:
-    """Return values [N, 1] as [N], if an input takes one number per sample: the position of a step of one token."""
-    return values.reshape(-1) if len(port.shape) == 1 and values.shape[1:] == (1,) else values
+    """Return values [N, 1] as [N], if an input takes one number per sample: the position of a step of one token.
+
+    Of one sample, the places of its tokens [1, S] as [S], for an input without an axis for samples.
+    """
+    if len(port.shape) != 1 or values.ndim != 2:
+        return values
+    places = len(values) == 1 and port.shape[0] in (None, values.size)
+    return values.reshape(-1) if places or values.shape[1] == 1 else values
 
 
 def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
@@ -118,7 +124,8 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
     if not wanted and len(found) == 1 and feed.port.dtype.startswith("int"):
         return (
             "The only axis of this input is the sample axis. If it counts the tokens of a run (cache_position), export "
-            "the model for one token, and set dataset.cut=1; or give this input a first axis for samples."
+            "the model for one sample, and give each sample as many numbers as tokens (dataset.cut); or give this "
+            "input a first axis for samples."
         )
     whole = feed.port.shape
     if len(whole) == len(found) and all(w in (None, n) for w, n in zip(whole, found, strict=True)):

@@ -102,7 +102,7 @@ class StatefulSamples:
             known = [states.read(done + i) for i in range(len(batch))]
             for begin, end in _equal(known):
                 carried = {name: np.concatenate([s[name] for s in known[begin:end]]) for name in known[begin]}
-                fed = {name: array[begin:end] for name, array in batch.inputs.items()}
+                fed = {name: a if len(batch) == 1 else a[begin:end] for name, a in batch.inputs.items()}
                 labels = None if batch.labels is None else batch.labels[begin:end]
                 yield Batch({**fed, **carried}, labels, batch.indices[begin:end])
             done += len(batch)

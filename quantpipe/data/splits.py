@@ -267,7 +267,9 @@ def _samples(
 
 
 def _rows(one: Mapping[str, NDArray[Any]]) -> int:
-    """Return how many samples like this one are checked at once."""
+    """Return how many samples like this one are checked at once; one where an input has no axis for samples."""
+    if any(np.ndim(array) and len(array) != 1 for array in one.values()):
+        return 1
     return max(1, CHECK_BYTES // max(1, sum(array.nbytes for array in one.values())))
 
 

@@ -77,7 +77,8 @@ def _shape(value: object) -> tuple[int, ...]:
 def _tensors(graph: Graph, feeds: Feeds) -> dict[str, NDArray[Any]]:
     """Return every tensor that is computed, and the inputs, for one sample (or the model's own, fixed batch)."""
     fixed = {i.name: i.shape[0] for i in graph.inputs if i.shape}
-    one = {name: array[: fixed.get(name) or 1] if np.ndim(array) else array for name, array in feeds.items()}
+    whole = {name for name, array in feeds.items() if not np.ndim(array)} | graph.counting
+    one = {name: array if name in whole else array[: fixed.get(name) or 1] for name, array in feeds.items()}
     model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
     return {**one, **Session(model, where=graph.source, kernels=Kernels.AS_WRITTEN).run(one)}
 

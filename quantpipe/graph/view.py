@@ -187,9 +187,18 @@ class Graph:
     @property
     def first_axes(self) -> Mapping[str, int]:
         """Return the inputs whose first axis, the samples', has a fixed size, and that size."""
+        left_out = (*self.states, *self.counting)
         return {
-            i.name: i.shape[0] for i in self.inputs if i.shape and i.shape[0] is not None and i.name not in self.states
+            i.name: i.shape[0] for i in self.inputs if i.shape and i.shape[0] is not None and i.name not in left_out
         }
+
+    @cached_property
+    def counting(self) -> frozenset[str]:
+        """Return the inputs of a model of one sample whose only axis counts its tokens (`cache_position`)."""
+        if not any(len(i.shape) > 1 and i.shape[0] == 1 for i in self.inputs if i.name not in self.states):
+            return frozenset()
+        numbers = (i for i in self.inputs if len(i.shape) == 1 and i.dtype.startswith("int"))
+        return frozenset(i.name for i in numbers if i.shape != (1,) and i.name not in self.states)
 
     @cached_property
     def batch_size(self) -> int:

@@ -143,7 +143,7 @@ def test_a_step_of_one_token_takes_one_position(tmp_path: Path) -> None:
 def test_positions_without_a_sample_axis_need_steps_of_one_token(tmp_path: Path) -> None:
     data = replace(dataset(tmp_path, cut=3, state=STATE), tokenizer=counted)
     free = TensorInfo("cache_position", (None,), "int64")
-    with pytest.raises(DataError, match=r"export the model for one token, and set dataset\.cut=1"):
+    with pytest.raises(DataError, match=r"export the model for one sample"):
         next(iter(data.splits([INPUTS[0], free, CACHE], None, 0).calibrate.batches(4)))
 
 
