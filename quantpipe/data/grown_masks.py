@@ -24,10 +24,10 @@ class GrownMasks:
         self.names = tuple(masks) if self._tokens is not None else ()
 
     def of(self, feeds: Mapping[str, Array], cached: int, before: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the masks of a sample after `cached` tokens, by input; `before`: those of the sample before.
+        """Return the masks of a sample after `cached` tokens, by input; `before`: the masks of the sample before.
 
-        A mask as long as its sample's tokens gets the columns before it in front, or ones for a cache that the data
-        gave. Another one stays as the data have it.
+        A mask as long as its sample's tokens begins with the columns of the samples before it, or with ones for a
+        cache that the data gave. Another one stays as the data have it.
         """
         found = {}
         for name in self.names:

@@ -23,7 +23,7 @@ from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import matrix_shape
 from quantpipe.pipeline.settings import RUN_LOG, Console
 from quantpipe.pipeline.timeline import held_mb
-from quantpipe.simulate.dialect import MANY
+from quantpipe.simulate.float_weights import MANY
 
 _log = logging.getLogger(RUN_LOG)
 

@@ -35,7 +35,7 @@ from quantpipe.plan.weight_blocks import real_weight
 from quantpipe.simulate import simulated_functions as functions
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.simulate.digit_sums import digits_for
-from quantpipe.simulate.float_weights import FloatWeight
+from quantpipe.simulate.float_weights import FloatWeight, are_many
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -48,9 +48,6 @@ from quantpipe.types import (
     Sum,
     WeightTensor,
 )
-
-MANY = 1 << 26
-"""Bytes of integer weights from which on no session holds floats of them."""
 
 
 class Simulated(Arithmetic):
@@ -343,7 +340,7 @@ class Simulated(Arithmetic):
         needs one of them at a time. Many weights in memory are fed with every run: no session holds floats of them,
         and a run makes them when it reaches their data.
         """
-        fed = not is_mapped(weight.values) and self._are_many(context)
+        fed = not is_mapped(weight.values) and are_many(context.plan.weights.values())
         if not fed and not is_mapped(weight.values):
             found = self._weight(context, f"{weight.tensor}.q", FloatWeight(weight))
             self.centred[found.name or ""] = weight
@@ -368,11 +365,6 @@ class Simulated(Arithmetic):
         shape = self._scalar(context, f"{name}.shape", np.array(weight.values.shape, np.int64))
         same = b.op("Add", shape, nothing, name=f"{name}/shape")
         return b.op("Reshape", stored, same, name=f"{name}/after")
-
-    def _are_many(self, context: Context) -> bool:
-        """Return whether the integer weights of the plan are too many to be held as floats, too."""
-        held = {id(w.values): w.values.nbytes for w in context.plan.weights.values()}
-        return sum(held.values()) >= MANY
 
     def _split_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         """Return the same sum by digits, for sums that float32 cannot hold; the result is float64."""

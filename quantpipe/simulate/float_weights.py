@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,15 @@ import onnx_ir as ir
 
 from quantpipe.arrays import Array
 from quantpipe.types import WeightTensor
+
+MANY = 1 << 26
+"""Bytes of integer weights from which on no session holds floats of them."""
+
+
+def are_many(weights: Iterable[WeightTensor]) -> bool:
+    """Return whether the integer weights of a plan are too many to be held as floats, too."""
+    held = {id(w.values): w.values.nbytes for w in weights}
+    return sum(held.values()) >= MANY
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import place_of
 from quantpipe.graph.normalize import expose
-from quantpipe.simulate import dialect
+from quantpipe.simulate import float_weights
 from quantpipe.simulate.float_weights import BoundWeights, FloatWeight
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import DType, WeightTensor
@@ -53,8 +53,8 @@ def test_many_weights_are_fed_and_change_no_integer(device: str, monkeypatch: py
     made = line(blocks(), device)
     plan = made.plan()
     found = []
-    for least in (dialect.MANY, 0):
-        monkeypatch.setattr(dialect, "MANY", least)
+    for least in (float_weights.MANY, 0):
+        monkeypatch.setattr(float_weights, "MANY", least)
         simulation = made.simulate(plan)
         model = expose(bind(simulation.rendered.model, simulation.weights), [*simulation.rendered.integers.values()])
         session = Session(model)
