@@ -43,11 +43,11 @@ from quantpipe.realize.provenance import stamp
 from quantpipe.recover import (
     STEPS,
     TRAIN,
-    StepLoss,
     RecoverOptions,
     RecoveryResult,
     State,
     StepItem,
+    StepLoss,
     Work,
     accept_steps,
     pass_limit,

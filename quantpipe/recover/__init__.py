@@ -6,7 +6,7 @@ equalization, bias absorption, smoothing, rotation). `reconstruct`: layer by lay
 quantized input, then target, scale, GPTQ rounding, bias. `ranges`: other ranges of activations.
 """
 
-from quantpipe.recover.accept_steps import StepLoss, RecoveryResult, accept_steps
+from quantpipe.recover.accept_steps import RecoveryResult, StepLoss, accept_steps
 from quantpipe.recover.named_steps import STEPS, TRAIN
 from quantpipe.recover.reconstruct.float_moments import float_moments
 from quantpipe.recover.reconstruct.layer import LayerOptions

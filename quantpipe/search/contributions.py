@@ -19,7 +19,7 @@ class Contribution:
         key: The choice.
         before: The option that the search began with.
         after: The option of the result.
-        value: The value of the result minus the value with the option before; NaN where that cannot be measured.
+        value: What the result gains against the option before, by `Score.compared`; NaN where that cannot be measured.
         saved: The cost with the option before minus the cost of the result.
     """
 
@@ -51,7 +51,7 @@ def contributions(
     for i, back in zip(asked, measure(points), strict=True):
         choice = space.choices[i]
         begin, end = choice.options[space.start[i]], choice.options[point[i]]
-        found.append(Contribution(choice.key, begin, end, score.value - back.value, back.cost - score.cost))
+        found.append(Contribution(choice.key, begin, end, score.compared - back.compared, back.cost - score.cost))
     return sorted(found, key=_order)
 
 

@@ -16,8 +16,8 @@ from quantpipe.metrics.outputs import kl_divergence
 from quantpipe.metrics.reference import Reference, compared_loss, output_metrics
 from quantpipe.metrics.soft_kl import ENOUGH, TEMPERATURE, Softness, softness_of
 from quantpipe.scoring.bound import PartialScoreBound
-from quantpipe.search import Metric, Objective
-from quantpipe.types import SOFT_KL, Score
+from quantpipe.search import Metric, Objective, contributions
+from quantpipe.types import SOFT_KL, Choice, ChoiceSpace, Score
 
 RNG = np.random.default_rng(77)
 
@@ -117,3 +117,10 @@ def test_the_tolerance_is_about_kl_and_the_order_about_the_softened_one() -> Non
     assert objective.better(near, far) and objective.better(near, missed)
     assert objective.feasible(far) and not objective.feasible(missed)
     assert objective.better(Score(-0.05, 0.5), near)  # cheaper, and within the tolerance
+
+
+def test_what_a_choice_gains_is_what_it_was_chosen_by() -> None:
+    space = ChoiceSpace((Choice("range:x", ("estimated", "halved")),))
+    before, after = (Score(-kl, 1.0, (("kl", kl), (SOFT_KL, soft))) for kl, soft in ((0.04, 0.09), (0.05, 0.08)))
+    (found,) = contributions(space, (1,), after, lambda points: [before for _ in points])
+    assert found.value == pytest.approx(0.01)

@@ -11,7 +11,7 @@ import pytest
 
 from quantpipe.errors import ArtifactError, ConfigError, DataError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.recover import StepLoss, NotApplicable, RecoverOptions, State, StepItem, accept_steps
+from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, StepLoss, accept_steps
 from quantpipe.recover.named_steps import Walk, layer_options
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.rescale.equalize import Equalization

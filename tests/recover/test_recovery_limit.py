@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from quantpipe.pipeline import stages
-from quantpipe.recover import StepLoss, NotApplicable, RecoverOptions, State, StepItem, accept_steps, pass_limit
+from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, StepLoss, accept_steps, pass_limit
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.recovery_cost import ALWAYS, DOUBLE, ELEMENT, PassCounts, PassLimit, float_work, walk_algebra
 from tests.ops.line import Net, line
