@@ -120,7 +120,7 @@ def test_the_tolerance_is_about_kl_and_the_order_about_the_softened_one() -> Non
 
 
 def test_what_a_choice_gains_is_what_it_was_chosen_by() -> None:
-    space = ChoiceSpace((Choice("range:x", ("estimated", "halved")),))
+    space = ChoiceSpace((Choice("range:x", "range", ("estimated", "halved")),))
     before, after = (Score(-kl, 1.0, (("kl", kl), (SOFT_KL, soft))) for kl, soft in ((0.04, 0.09), (0.05, 0.08)))
     (found,) = contributions(space, (1,), after, lambda points: [before for _ in points])
     assert found.value == pytest.approx(0.01)
