@@ -184,7 +184,8 @@ def build_report(
 
 def _float_nodes(graph: Graph, topology: Topology) -> list[FloatNodeRow]:
     rows: list[FloatNodeRow] = []
-    for name, reason in topology.float_nodes.items():
+    for name in (node.name for node in graph.nodes if node.name in topology.float_nodes):
+        reason = topology.float_nodes[name]
         row: FloatNodeRow = {"node": name, "op": graph.by_name[name].op, "reason": reason.text}
         rows.append({**row, "type": FloatType.FLOAT16.value} if name in topology.half_nodes else row)
     return rows
