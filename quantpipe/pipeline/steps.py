@@ -20,6 +20,7 @@ from quantpipe.pipeline.memory_estimate import warn_of_little_memory
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
 from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.recover import recover
+from quantpipe.pipeline.recover_start import recover_or_start
 from quantpipe.pipeline.refine import refine
 from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
@@ -147,7 +148,7 @@ class Steps:
         better = (
             refine(context, found, search_context, profile)
             if context.settings.search.refine
-            else recover(context, found, profile)
+            else recover_or_start(context, found, search_context, profile)
         )
         return judged(context, better, search_context.judging)
 
