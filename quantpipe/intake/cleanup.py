@@ -7,21 +7,16 @@ comparison fails are the steps repeated one by one, each with its own comparison
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
-import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
-import onnxslim
 
 from quantpipe.arrays import Feeds
 from quantpipe.graph.execute import Session
-from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
+from quantpipe.graph.external_weights import copied, is_outside, weight_bytes
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.symbolic_axes import axes_of, axes_of_inputs
 from quantpipe.graph.view import Graph
@@ -51,7 +46,7 @@ from quantpipe.intake.rewrites.layer_constants import constants_into_layers
 from quantpipe.intake.rewrites.pool_and_gemm import matmul_bias_to_gemm, pool_to_global
 from quantpipe.intake.rewrites.recurrent import looped, unrolled
 from quantpipe.intake.runnable import runnable
-from quantpipe.intake.untouched import tie_copies, untouched
+from quantpipe.intake.slimmed import slimmed
 from quantpipe.types import NO_BODIES, BodyForms, LoopForms
 
 log = logging.getLogger(__name__)
@@ -62,8 +57,6 @@ SENSITIVE, MOST_TOLERANCE = 10.0, 0.1
 order in the same way: a sigmoid far out, say, whose results are a few float32 steps. Its tolerance grows along."""
 MOST_BRANCHES = 8  # branches within branches
 TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
-_STDOUT = threading.Lock()
-"""Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
 Step = Callable[[ir.Model], ir.Model]
 
 
@@ -152,9 +145,9 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (_raise_opset,),
         (lower_opset,),
         (_know_sizes,),
-        (_slim, _slim_unshaped),
+        (slimmed, _slim_unshaped),
         (_take_branches,),
-        (bodies_written_out(more.bodies, _slim),),
+        (bodies_written_out(more.bodies, slimmed),),
         (fused_written_out,),
         (functions_written_out,),
         (_see_numbers,),
@@ -233,31 +226,6 @@ def _know_sizes(model: ir.Model) -> ir.Model:
     return sizes_known(model, axes_of_inputs)
 
 
-def _slim(model: ir.Model) -> ir.Model:
-    """Return the model after onnxslim's clean-up.
-
-    External weights, and weights too large for it, become inputs of the model first: onnxslim folds nothing into them.
-    """
-    copy = copied(model)
-    tie_copies(copy)
-    proto, held = without_weights(copy, untouched(copy))
-    with _STDOUT, contextlib.redirect_stdout(io.StringIO()):
-        slimmed: onnx.ModelProto = onnxslim.slim(proto)
-    _forget_unknown_types(slimmed)
-    return with_weights(slimmed, held)
-
-
-def _forget_unknown_types(proto: onnx.ModelProto) -> None:
-    """Take out, in place, declarations without a type, which onnxslim writes for results of ops of other domains."""
-    known = [value for value in proto.graph.value_info if value.type.tensor_type.elem_type or not _is_tensor(value)]
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(known)
-
-
-def _is_tensor(value: onnx.ValueInfoProto) -> bool:
-    return bool(value.type.HasField("tensor_type"))
-
-
 def _slim_unshaped(model: ir.Model) -> ir.Model:
     """Return the model after the same clean-up, without the shapes that the file declares, which may be wrong."""
     copy = copied(model)
@@ -265,7 +233,7 @@ def _slim_unshaped(model: ir.Model) -> ir.Model:
     for value in [v for n in copy.graph for v in n.outputs]:
         if id(value) not in inputs:
             value.shape = None
-    return _slim(copy)
+    return slimmed(copy)
 
 
 def _take_branches(model: ir.Model) -> ir.Model:
@@ -281,7 +249,7 @@ def _take_branches(model: ir.Model) -> ir.Model:
         if len(copy.graph) == before:
             break
         name_nodes(copy)
-        copy = _slim(copy)
+        copy = slimmed(copy)
     return copy
 
 

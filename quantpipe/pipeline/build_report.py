@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from quantpipe.annotate.bits import held_back
 from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.check.decision_text import decisions
@@ -20,6 +18,7 @@ from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
 from quantpipe.metrics.losses import OutputLoss
+from quantpipe.pipeline.choice_rows import choice_rows
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
@@ -31,8 +30,6 @@ from quantpipe.types import (
     BaselinePart,
     BeyondRow,
     CalibratePart,
-    ChoiceRow,
-    ChoiceSpace,
     ConversionsPart,
     CostPart,
     DataPart,
@@ -51,12 +48,10 @@ from quantpipe.types import (
     RunReport,
     Score,
     SearchReport,
-    Strategy,
     ThresholdRuleRow,
     Topology,
     by_model,
 )
-from quantpipe.types.choice_key import STRUCTURAL, ChoiceKind
 from quantpipe.types.run_files import SplitRecord
 from quantpipe.version import __version__
 
@@ -155,7 +150,7 @@ def build_report(
         "recovery": recovery.get("gain"),
         "layers": list(evaluation.layers),
         "layer_samples": evaluation.layer_samples,
-        "choices": _choices(context.space, topology, decision.strategy),
+        "choices": choice_rows(context.space, topology, decision.strategy),
         "host": evaluated.host,
         "warnings": [
             *inputs.doubts,
@@ -374,30 +369,3 @@ def _calibrate(profile: Profile | None) -> CalibratePart:
     if profile.loaded:
         found["loaded"] = cast("LoadedPart", dict(profile.loaded))
     return found
-
-
-def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[ChoiceRow]:
-    """Return the chosen option per choice: bits of stored tensors and weights, and structural options."""
-    found: list[ChoiceRow] = []
-    for choice in space:
-        name, edges = choice.subject, list(choice.edges)
-        if choice.kind in STRUCTURAL:
-            option = strategy.structure.by_key.get(choice.key, choice.options[0])
-            found.append({"key": name, "kind": choice.kind, "value": option, "threshold": None, "edges": edges})
-        if choice.kind != ChoiceKind.BITS or name not in strategy.bits:
-            continue
-        threshold: Any = None
-        if name in strategy.ranges:
-            threshold = strategy.ranges[name].threshold
-        elif name in topology.weight_of and topology.weight_of[name].axis is None:
-            threshold = float(np.abs(strategy.weights[name]).max())
-        kind = _kind(topology, name)
-        value = strategy.bits[name]
-        found.append({"key": name, "kind": kind, "value": value, "threshold": threshold, "edges": edges})
-    return found
-
-
-def _kind(topology: Topology, name: str) -> str:
-    if name in topology.weight_of:
-        return "weight"
-    return "table" if any(name == t.tensor for t in topology.tables) else "activation"

@@ -329,7 +329,7 @@ def recover(
 
     def judge_on(some: Samples) -> KeptScorer:
         session = Session(graph.model, where=graph.source)
-        reference = reference_of(session, some, graph.batch_size, holdout.compared).softened("auto")
+        reference = reference_of(session, some, graph.batch_size, holdout.compared).softened(holdout.compared.metric)
         judges.append(KeptScorer(reference, some, settings.memory_mb // KEPT_SHARE))
         return judges[-1]
 

@@ -18,7 +18,7 @@ from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import multiplied
 from quantpipe.lowering.integers import IntegerWriter, round_real
 from quantpipe.simulate.float_weights import BoundWeights, FloatWeight
-from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
+from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding, WeightTensor
 
 Parameters = dict[str, Array]
 
@@ -190,6 +190,15 @@ class Arithmetic:
         return context.builder.op("Cast", value, name=f"{name}/single", output=output, to=int(ir.DataType.FLOAT))
 
     # --- parameters -------------------------------------------------------------------------------------------------
+
+    def _after(self, context: Context, stored: ir.Value, data: ir.Value, weight: WeightTensor) -> ir.Value:
+        """Write a weight whose shape is computed from `data`: the runtime would convert all of them first otherwise."""
+        b, name = context.builder, weight.tensor
+        batch = b.op("Shape", data, name=f"{name}/batch", start=0, end=1)
+        nothing = b.op("Mul", batch, self._scalar(context, "none", np.zeros(1, np.int64)), name=f"{name}/none")
+        shape = self._scalar(context, f"{name}.shape", np.array(weight.values.shape, np.int64))
+        same = b.op("Add", shape, nothing, name=f"{name}/shape")
+        return b.op("Reshape", stored, same, name=f"{name}/after")
 
     def _scalar(self, context: Context, name: str, value: object) -> ir.Value:
         array = np.asarray(value)

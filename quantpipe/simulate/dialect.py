@@ -357,15 +357,6 @@ class Simulated(Arithmetic):
         offset = self._weight(context, f"{weight.tensor}.zero", zero)
         return context.builder.op("Sub", real, offset, name=f"{weight.tensor}.centred")
 
-    def _after(self, context: Context, stored: ir.Value, data: ir.Value, weight: WeightTensor) -> ir.Value:
-        """Write a weight whose shape is computed from `data`: the runtime would convert all of them first otherwise."""
-        b, name = context.builder, weight.tensor
-        batch = b.op("Shape", data, name=f"{name}/batch", start=0, end=1)
-        nothing = b.op("Mul", batch, self._scalar(context, "none", np.zeros(1, np.int64)), name=f"{name}/none")
-        shape = self._scalar(context, f"{name}.shape", np.array(weight.values.shape, np.int64))
-        same = b.op("Add", shape, nothing, name=f"{name}/shape")
-        return b.op("Reshape", stored, same, name=f"{name}/after")
-
     def _split_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         """Return the same sum by digits, for sums that float32 cannot hold; the result is float64."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]

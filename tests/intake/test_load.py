@@ -105,7 +105,7 @@ def test_other_averages_stay(attrs: dict[str, object]) -> None:
     assert_same_function(net, graph)
 
 
-@pytest.mark.parametrize("step", ["_raise_opset", "_slim", "_join_functions", "_join_axes", "_small_rewrites"])
+@pytest.mark.parametrize("step", ["_raise_opset", "slimmed", "_join_functions", "_join_axes", "_small_rewrites"])
 @pytest.mark.parametrize("fault", ["changes", "raises", "loses an output"])
 def test_a_clean_up_that_goes_wrong_is_undone(step: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(seed=5, opset=11)
@@ -138,8 +138,8 @@ def test_a_step_whose_result_is_too_large_is_named_in_own_words(monkeypatch: pyt
     def bad(model: ir.Model) -> ir.Model:
         raise RuntimeError("Failed to serialize proto")
 
-    bad.__name__ = "_slim"
-    monkeypatch.setattr(cleanup, "_slim", bad)
+    bad.__name__ = "slimmed"
+    monkeypatch.setattr(cleanup, "slimmed", bad)
     net = Net(seed=6)
     net.output(net.dense(net.input(None, 4), 4, 3))
     assert any("was skipped: its result is larger than the 2 GB of a model in one file" in n for n in load(net).notes)

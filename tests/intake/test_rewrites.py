@@ -323,7 +323,7 @@ def test_constants_that_are_nodes_are_lifted_whatever_else_fails(monkeypatch: py
     def broken(model: object) -> None:
         raise RuntimeError("switched off")
 
-    monkeypatch.setattr("quantpipe.intake.cleanup._slim", broken)
+    monkeypatch.setattr("quantpipe.intake.cleanup.slimmed", broken)
     net = Net()
     x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
     graph = load(_with_constant_node(net, x))
