@@ -40,7 +40,14 @@ def dynamic_nodes(graph: Graph, spec: HardwareSpec, patterns: Sequence[str]) -> 
         ops = " or ".join(spec.dynamic)
         for name in matching(WHERE, pattern, sorted(able), f"{ops} of the model by a constant matrix"):
             found[name] = Reason(ReasonKind.DYNAMIC, f"its input has a scale of each run, by {WHERE} ({pattern})")
-    return {n.name: found[n.name] for n in graph.nodes if n.name in found and _alone(n, graph, set(found))}
+    kept = {n.name: found[n.name] for n in graph.nodes if n.name in found and _alone(n, graph, set(found))}
+    if shared := [name for name in found if name not in kept]:
+        raise ConfigError(
+            f"names {shared[0]}, whose weight other nodes read as well; legal are patterns that match all readers of "
+            "a weight, or none",
+            where=WHERE,
+        )
+    return kept
 
 
 def dynamic_note(topology: Topology) -> str | None:

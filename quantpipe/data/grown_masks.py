@@ -10,8 +10,11 @@ import numpy as np
 from quantpipe.arrays import Array
 from quantpipe.types import TensorInfo
 
-MASK = re.compile(r"(.*[._])?attention_mask")
-"""The name of a mask as exporters of decoders write it: a column for each token of the cache and of the sample."""
+MASK = re.compile(r"(?!.*(encoder|cross))(.*[._])?attention_mask")
+"""The name of a mask as exporters of decoders write it: a column for each token of the cache and of the sample.
+
+The masks of an encoder's tokens do not grow.
+"""
 
 
 class GrownMasks:
@@ -19,7 +22,9 @@ class GrownMasks:
 
     def __init__(self, inputs: Sequence[TensorInfo], state: Collection[str]) -> None:
         free = [i for i in inputs if i.name not in state and len(i.shape) > 1 and i.shape[1] is None]
-        self._tokens = next((i.name for i in free if not MASK.fullmatch(i.name)), None)
+        others = [i for i in free if "mask" not in i.name]
+        others.sort(key=lambda i: len(i.shape) != 2 or not i.dtype.startswith("int"))
+        self._tokens = next((i.name for i in others), None)
         masks = [i.name for i in free if MASK.fullmatch(i.name) and len(i.shape) == 2]
         self.names = tuple(masks) if self._tokens is not None else ()
 

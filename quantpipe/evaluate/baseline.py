@@ -151,7 +151,7 @@ def baseline_warning(
     if not nearer and not faster:
         return None
     row = max(nearer, key=lambda r: r["gap_db"] or 0.0) if nearer else min(faster, key=lambda r: r["latency"] or 1.0)
-    helps = _dynamic_remedies(topology, spec, anew)
+    helps = _dynamic_remedies(topology, spec, anew, accurate=bool(nearer))
     if row["form"] == "static":
         near = ["threshold=output_error", "threshold=max_range"]
         helps = near if nearer else ["annotate.choices=[float] search=greedy objective.cost=latency"]
@@ -162,8 +162,11 @@ def baseline_warning(
     )
 
 
-def _dynamic_remedies(topology: Topology, spec: HardwareSpec, anew: bool) -> list[str]:
-    """Return overrides that bring a result near to the dynamic form: the form itself first, where the device has it."""
+def _dynamic_remedies(topology: Topology, spec: HardwareSpec, anew: bool, *, accurate: bool) -> list[str]:
+    """Return overrides that bring a result near to the dynamic form: the form itself first, where the device has it.
+
+    `accurate`: it is nearer to the float model, not only faster.
+    """
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     dense = sorted({k.op for k in topology.kernels if k.op in spec.dynamic and k.weight is not None})
     found = [OWN_CELLS] if anew else []
@@ -172,11 +175,11 @@ def _dynamic_remedies(topology: Topology, spec: HardwareSpec, anew: bool) -> lis
             f"annotate.dynamic=['*'] annotate.only_ops=[{','.join(dense)}], the same form of the dense layers, whose "
             "results depend on what a batch holds"
         )
-    elif topology.dynamic and spec.isa is Isa.ANY:
+    elif topology.dynamic and spec.isa is Isa.ANY and accurate:
         found.append("hardware.isa=vnni, with which weights are not limited so that no pair of products saturates")
     if products and not anew:
         found.append(f"annotate.only_ops=[{','.join(products)}]")
-    return [*found, "recover=default"]
+    return [*found, "recover=default"] if accurate or not found else found
 
 
 def _trial(make: Callable[[], Session], samples: Samples, size: int) -> None:

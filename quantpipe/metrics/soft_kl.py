@@ -11,13 +11,21 @@ w at 1 and at T. For errors that are alike in all classes and rows, this is the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
-from quantpipe.metrics.outputs import all_finite, fitted, is_distribution, log_probabilities, row_divergences
+from quantpipe.metrics.outputs import (
+    IN_CACHE,
+    all_finite,
+    fitted,
+    is_distribution,
+    log_probabilities,
+    row_divergences,
+)
 from quantpipe.types import Outputs
 
 TEMPERATURE = 16.0
@@ -45,16 +53,19 @@ class Softness:
 
     def of_rows(self, reference: Array, outputs: Array) -> NDArray[np.float64]:
         """Return the divergence of each sample of class scores `[n, ..., classes]`, `[n]`."""
-        rows = row_divergences(reference / self.temperature, outputs / self.temperature, distribution=False)
-        return self.factor * np.asarray(rows.reshape(len(rows), -1).mean(axis=1))
+        found = np.empty(max(reference.size // max(reference.shape[-1], 1), 1))
+        for part, own, other in _blocks(reference, outputs):
+            found[part] = row_divergences(own / self.temperature, other / self.temperature, distribution=False)
+        return self.factor * np.asarray(found.reshape(len(reference), -1).mean(axis=1))
 
 
 def softness_of(reference: Outputs) -> Softness | None:
     """Return how class scores are softened; None where plain KL is used: enough rows count, or for probabilities.
 
-    Probabilities have lost their differences where they end at 0.
+    Probabilities have lost their differences where they end at 0. A single axis holds no classes.
     """
-    if is_distribution(reference) or not all_finite(reference):
+    flat = not isinstance(reference, tuple) and reference.ndim < 2
+    if flat or is_distribution(reference) or not all_finite(reference):
         return None
     plain = _counts(reference, 1.0)
     total, squares = float(np.sum(plain)), float(np.sum(plain**2))
@@ -65,8 +76,22 @@ def softness_of(reference: Outputs) -> Softness | None:
 
 def _counts(reference: Outputs, temperature: float) -> NDArray[np.float64]:
     """Return by how much each row counts, `[rows]`: 1 - Σ p²."""
-    found = (np.exp(log_probabilities(part / temperature, distribution=False)) for part in _samples(reference))
-    return np.concatenate([(1.0 - np.sum(p**2, axis=-1)).reshape(-1) for p in found])
+    found = []
+    for scores in _samples(reference):
+        for _, own, _ in _blocks(scores, scores):
+            p = np.exp(log_probabilities(own / temperature, distribution=False))
+            found.append(1.0 - np.sum(p**2, axis=-1))
+    return np.concatenate(found)
+
+
+def _blocks(reference: Array, outputs: Array) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield rows of class scores `[rows, classes]` of both, some at a time, and which they are."""
+    classes = max(reference.shape[-1], 1)
+    rows, others = reference.reshape(-1, classes), outputs.reshape(-1, classes)
+    step = max(1, IN_CACHE // classes)
+    for first in range(0, len(rows), step):
+        part = slice(first, first + step)
+        yield part, rows[part], others[part]
 
 
 def _samples(outputs: Outputs) -> list[Array]:

@@ -44,7 +44,8 @@ class RangeJudge:
         samples = First(context.inputs.calibrate, SAMPLES)
         reference = reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
         metric = objective.metric.value
-        return cls(context, metric, plan, HoldoutScorer(reference.softened(metric), samples))
+        known = reference if objective.open_ended else reference.softened(metric)
+        return cls(context, metric, plan, HoldoutScorer(known, samples))
 
     @property
     def samples(self) -> int:

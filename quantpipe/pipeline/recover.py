@@ -95,3 +95,17 @@ def recover(
     if not finalist:
         decisions.recovered(recovery)
     return replace(decision, overrides=result.overrides, recovery=recovery)
+
+
+def adopted(context: RunContext, taken: SearchDecision) -> SearchDecision:
+    """Return what was recovered in a folder of its own, written as the run's."""
+    known = taken.recovery
+    recovery = context.files.write_recovered(
+        RecoveryResult(taken.overrides, tuple(known["steps"]), tuple(known["layers"]), known["metrics"]),
+        context.recovered(digest_of(taken.strategy, NO_OVERRIDES)),
+        known.get("gain"),
+    )
+    decisions.recovered(recovery)
+    found = replace(taken, recovery=recovery)
+    context.write_strategy(found, {}, context.searched)
+    return found

@@ -63,8 +63,7 @@ def weighed(result: RecoveryResult, report: SearchReport, seconds: float) -> Rec
     before: dict[str, Any] = {"value": report["best_value"], "accuracy": dict(report["metrics"]).get("top1")}
     value = objective_value(Metric(report["metric"]), result.metrics) if result.metrics else None
     gains = value is not None and (
-        isnan(before["value"])
-        or _order(value, result.metrics, least) > _order(before["value"], report["metrics"], least)
+        isnan(before["value"]) or _gains(_score(report["best_value"], report["metrics"]), value, result.metrics, least)
     )
     kept = gains and any(step["kept"] for step in result.steps)
     after: dict[str, Any] = {"value": value, "accuracy": result.metrics.get("top1")} if kept else before
@@ -82,9 +81,17 @@ def weighed(result: RecoveryResult, report: SearchReport, seconds: float) -> Rec
     }
 
 
-def _order(value: float, metrics: Mapping[str, float], least: float) -> tuple[bool, float]:
-    """Return what compares as searches do: whether the objective is met, then the loss that orders candidates."""
-    return reaches(value, least), Score(value, 0.0, tuple(metrics.items())).compared
+def _gains(before: Score, value: float, metrics: Mapping[str, float], least: float) -> bool:
+    """Return whether recovery gains as searches compare: whether the objective is met, then what orders losses."""
+    after = _score(value, metrics)
+    met, was = reaches(value, least), reaches(before.value, least)
+    if met != was or None in (before.soft, after.soft):
+        return (met, value) > (was, before.value)
+    return after.compared > before.compared
+
+
+def _score(value: float, metrics: Mapping[str, float]) -> Score:
+    return Score(value, 0.0, tuple(metrics.items()))
 
 
 def left_out(result: RecoveryResult) -> RecoveryResult:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantpipe.metrics.reference import objective_value
-from quantpipe.pipeline import decisions
 from quantpipe.pipeline.candidate_weights import rounder
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.recover import recover
-from quantpipe.pipeline.report_attachments import digest_of
+from quantpipe.pipeline.recover import adopted, recover
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.search import SearchContext
-from quantpipe.plan import NO_OVERRIDES
-from quantpipe.recover import RecoveryResult
 from quantpipe.search import Objective, ObjectiveForm, Pick, finalists, front
 from quantpipe.types import (
     FinalistRow,
@@ -53,16 +49,6 @@ def refine(
     best = _best([after for _, after, _ in tried], objective, settings.pick)
     before, after, recovered = next(entry for entry in tried if entry[1] is best)
     rows = [_row(a, b, b is best) for a, b, _ in tried]
-    recovery = context.files.write_recovered(
-        RecoveryResult(
-            recovered.overrides,
-            tuple(recovered.recovery["steps"]),
-            tuple(recovered.recovery["layers"]),
-            recovered.recovery["metrics"],
-        ),
-        context.recovered(digest_of(recovered.strategy, NO_OVERRIDES)),
-    )
-    decisions.recovered(recovery)
     report: SearchReport = {
         **decision.report,
         "finalists": rows,
@@ -73,9 +59,7 @@ def refine(
     }
     if "picked" in report:
         report["picked"] = before.number
-    result = replace(recovered, report=report, recovery=recovery)
-    context.write_strategy(result, {}, context.searched)
-    return result
+    return adopted(context, replace(recovered, report=report))
 
 
 def _best(trials: list[Trial], objective: Objective, pick: str) -> Trial:

@@ -85,7 +85,10 @@ class SearchContext:
             return reference_of(session, samples, context.graph.batch_size, context.inputs.compared)
 
         aside = None if context.inputs.aside is None else on(context.inputs.aside)
-        return cls._over(context, on(context.inputs.search).softened(context.settings.objective["metric"]), aside)
+        found = cls._over(context, on(context.inputs.search), aside)
+        if found.objective.open_ended:
+            return found
+        return cls._over(context, found.reference.softened(context.settings.objective["metric"]), aside)
 
     def over(self, context: RunContext) -> SearchContext:
         """Return the same with the choices of another run on the same samples."""

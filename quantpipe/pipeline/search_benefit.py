@@ -52,16 +52,16 @@ def weighed(
 ) -> Worth:
     """Return the point that the search found, or its start, where that is the better one.
 
-    The start is where it has a greater value and the device pays no more for it. Whoever asks for a cost that counts
-    bits gets it in any case. `undone`: which ranges went back to the estimated ones after the search.
+    The start is where it has a greater value and neither the device nor the objective pays less for the result.
+    `undone`: which ranges went back to the estimated ones after the search.
     """
     first = context.space.start
     start = next((t.score for t in result.trace if t.point == first), score)
     before, after = device_cost(context, first), device_cost(context, point)
     pays = after < before * (1 - _SLACK)
-    asked = objective.cost.value in COUNTS_BITS or objective.cost is CostKind.LATENCY
-    lost = start.value > score.value and undone is None
-    if not asked and not pays and objective.feasible(start) and lost:
+    asked = objective.cost.value in COUNTS_BITS and score.cost < start.cost * (1 - _SLACK)
+    lost = start.value > score.value and undone is None and objective.cost is not CostKind.LATENCY
+    if lost and not asked and not pays and (objective.feasible(start) or not objective.feasible(score)):
         point, score, after = first, start, before
     found: DevicePart = {
         "cost": own_cost(context.settings.spec),

@@ -329,7 +329,7 @@ def recover(
 
     def judge_on(some: Samples) -> KeptScorer:
         session = Session(graph.model, where=graph.source)
-        reference = reference_of(session, some, graph.batch_size, holdout.compared).softened(holdout.compared.metric)
+        reference = reference_of(session, some, graph.batch_size, holdout.compared)
         judges.append(KeptScorer(reference, some, settings.memory_mb // KEPT_SHARE))
         return judges[-1]
 
@@ -338,6 +338,7 @@ def recover(
         return judge_on(samples if count is None else First(samples, whole_batches(graph, count))).loss
 
     judge = judge_on(holdout.samples)
+    judge.reference = judge.reference.softened(holdout.compared.metric)
     work = Work(
         *(graph, problem.topology, problem.spec, problem.schema, searched.strategy, samples),
         *(settings.estimator, settings.weight_method, settings.memory_mb, settings.seed, fitted),
@@ -352,7 +353,8 @@ def recover(
         outputs[state] = judge.outputs(state.graph, state.topology, work.plan(state))
         judge.release()  # the next step needs the memory, and gives another network or other weights
         found = outputs[state]
-        return StepLoss(judge.loss_of(found), compared_loss(judge.reference, found))
+        loss = judge.loss_of(found)
+        return StepLoss(loss, loss if judge.reference.softness is None else compared_loss(judge.reference, found))
 
     def with_labels(state: State) -> float:
         """Return the loss of a training by labels; the float model is no measure of what they teach."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError, nearest
@@ -283,6 +283,8 @@ class Objective:
 
     def better(self, a: Score, b: Score) -> bool:
         """Return whether `a` is strictly better than `b`: of equals the one found first stays."""
+        if (a.soft is None) != (b.soft is None):  # one of them was measured on other samples, or by a version before
+            a, b = replace(a, metrics=()), replace(b, metrics=())
         return self.key(a) > self.key(b)
 
     def energy(self, score: Score, start: Score) -> float:

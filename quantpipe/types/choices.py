@@ -140,9 +140,14 @@ class Score:
     pruned: bool = False
 
     @property
+    def soft(self) -> float | None:
+        """Return minus `soft_kl`, None where it was not measured."""
+        return next((-found for name, found in self.metrics if name == SOFT_KL), None)
+
+    @property
     def compared(self) -> float:
         """Return what orders losses, higher is better: minus `soft_kl` where it was measured, else the value."""
-        return next((-found for name, found in self.metrics if name == SOFT_KL), self.value)
+        return self.value if self.soft is None else self.soft
 
 
 @dataclass(frozen=True)

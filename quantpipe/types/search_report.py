@@ -117,7 +117,8 @@ class SearchReport(TypedDict):
     # `left_out`: `options` of `choices`. `sentence`: from which loss or cost to which the search went, or that no
     # option lowers the cost; null if nothing was searched
     device: NotRequired[DevicePart]
-    # per changed choice, sorted: `choice`, `before` and `after` (its options), `gain` (loss that it removes) and
+    # per changed choice, sorted: `choice`, `before` and `after` (its options), `gain` (loss that it removes, as
+    # searches compare) and
     # `saved` (cost). Each is measured by undoing this choice alone; at most 48 choices
     contributions: NotRequired[list[ContributionRow]]
     # whether the changed ranges gain more than chance explains: `samples` (calibration samples that judge), `changed`

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import quantpipe
 from quantpipe.data import DigitsDataset
+from quantpipe.pipeline import recover as recover_stage
 from quantpipe.pipeline import recover_start
 from quantpipe.pipeline.context import SearchDecision
 from tests.api.nets import QUICK, numbers_of
@@ -30,7 +31,7 @@ def run(folder: Path, **given: Any) -> quantpipe.Result:
 
 def given_losses(monkeypatch: pytest.MonkeyPatch, **factors: float) -> list[str]:
     """Let the losses after recovery be multiplied, by the name of the folder; return whose recovery was asked for."""
-    real, asked = recover_start.recover, list[str]()
+    real, asked = recover_stage.recover, list[str]()
 
     def recover(context: Any, decision: SearchDecision, profile: Any, files: Any = None) -> SearchDecision:
         name = "" if files is None else files.recovered.parent.parent.name
@@ -51,9 +52,11 @@ def test_the_one_that_loses_less_is_used(
     asked = given_losses(monkeypatch, **factors)
     result = run(tmp_path / "run")
     assert asked == ["result", "start"]
-    search = result.report["search"]
-    assert any("the start loses less after recovery" in note for note in search["notes"]) == started
+    search = cast("dict[str, Any]", result.report["search"])
+    assert any("the result is the recovered start" in note for note in search["notes"]) == started
     assert bool(search["contributions"]) != started
+    assert ("the result is the recovered start" in search["device"]["sentence"]) == started
+    assert ("confirmation" in search) != started
     plain = run(tmp_path / "plain", search="uniform", recover="none")
     ranges, known = (numbers_of(tmp_path / name)["strategy"]["thresholds"] for name in ("run", "plain"))
     assert (ranges == known) == started
@@ -72,7 +75,7 @@ def test_a_second_run_in_the_folder_changes_nothing(tmp_path: Path) -> None:
     numbers = numbers_of(tmp_path)
     again = run(tmp_path)
     assert numbers_of(tmp_path) == numbers
-    assert again.report["search"]["notes"] == first.report["search"]["notes"]
+    assert again.report["search"] == first.report["search"]
 
 
 def test_what_has_no_start_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

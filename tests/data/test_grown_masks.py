@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quantpipe.data import CallableDataset
+from quantpipe.data.grown_masks import GrownMasks
 from quantpipe.data.recurrent_state import carry
 from quantpipe.types import TensorInfo
 
@@ -67,3 +68,18 @@ def test_a_cache_that_the_data_give_is_seen() -> None:
     first = {PAST: np.zeros((1, 2, 2), np.float32)}
     found = masks_of([[0, 1, 1], [1, 1, 1]] * 6, [n // 2 for n in range(12)], **first)
     assert found == [[1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 1, 1, 1]] * 6
+
+
+def test_masks_of_an_encoder_stay_and_tokens_are_integers() -> None:
+    given = [
+        TensorInfo("encoder_hidden_states", (None, None, 8), "float32"),
+        TensorInfo("encoder_attention_mask", (None, None), "int64"),
+        TensorInfo("decoder_attention_mask", (None, None), "int64"),
+        TensorInfo("input_ids", (None, None), "int64"),
+    ]
+    masks = GrownMasks(given, ())
+    assert masks.names == ("decoder_attention_mask",)
+    ids, mask = np.ones((1, 3), np.int64), np.zeros((1, 3), np.int64)
+    states = np.zeros((1, 3, 8), np.float32)
+    feeds = {"encoder_hidden_states": states, "decoder_attention_mask": mask, "input_ids": ids}
+    assert masks.of(feeds, 2, {})["decoder_attention_mask"].tolist() == [[1, 1, 0, 0, 0]]

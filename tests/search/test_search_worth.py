@@ -9,7 +9,7 @@ import pytest
 
 from quantpipe.pipeline import search_benefit as worth
 from quantpipe.search import CostKind, Greedy, Objective, SearchResult, Stopped
-from quantpipe.types import Point, Score, Trial
+from quantpipe.types import SOFT_KL, Point, Score, Trial
 from tests.ops.line import hardware
 
 START, END = (0, 0), (1, 2)
@@ -40,3 +40,17 @@ def test_what_costs_it_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_asks_for_a_cost_that_counts_bits_gets_them_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = weighed(monkeypatch, {START: 5.0, END: 5.0}, CostKind.BITS)
     assert found.point == END and "is no lower" in str(found.report["sentence"])
+
+
+@pytest.mark.parametrize("cost", [CostKind.CYCLES, CostKind.BITS])
+@pytest.mark.parametrize("start", [-0.001, -0.1])
+def test_a_greater_loss_at_the_same_cost_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, start: float, cost: CostKind
+) -> None:
+    """Searches order losses by KL at a temperature; the start may miss the tolerance as well."""
+    scores = {START: Score(start, 10.0, ((SOFT_KL, 0.3),)), END: Score(start * 1.5, 10.0, ((SOFT_KL, 0.1),))}
+    monkeypatch.setitem(SCORES, START, scores[START])
+    monkeypatch.setitem(SCORES, END, scores[END])
+    found = weighed(monkeypatch, {START: 5.0, END: 5.0}, cost)
+    assert (found.point, found.score) == (START, scores[START])
+    assert "the result is the start" in str(found.report["sentence"])

@@ -40,7 +40,12 @@ def inner_windows(graph: ir.Graph, node: ir.Node) -> None:
         for n, k, s, before, behind in zip(size, kernel, strides, pads[:2], pads[2:], strict=True)
     ]
     wanted = kernel[0] * kernel[1] / np.multiply.outer(*inside)
-    if share.shape[-2:] != wanted.shape or share.size != wanted.size or not np.allclose(share, wanted, rtol=1e-6):
+    if (
+        share.ndim > 4
+        or share.shape[-2:] != wanted.shape
+        or share.size != wanted.size
+        or not np.allclose(share, wanted, rtol=1e-6)
+    ):
         return
     how = {"kernel_shape": kernel, "strides": strides, "pads": pads, "count_include_pad": 0}
     take_place(node.outputs[0], new_node(graph, node, "AveragePool", [source], name=average.name, attributes=how))
