@@ -26,8 +26,9 @@ def test_vta_with_greedy_search(program: Program) -> None:
     agrees(result.report)
     assert result.report["search"]["algorithm"] == "greedy"
     assert result.report["search"]["evaluations"] == 40
-    assert result.report["search"]["best_value"] >= -0.2
-    assert result.report["model"]["mean_weight_bits"] < 8
+    search = result.report["search"]
+    assert search["best_value"] >= -0.2
+    assert search["best_cost"] < search["trace_cost"][0][1]
 
 
 def test_a_missed_objective_says_by_how_much(program: Program) -> None:
