@@ -36,6 +36,7 @@ def recover_or_start(
     objective, cost = search_context.judging, float(decision.report["best_cost"])
     before, after = (_score(found, objective.metric, cost) for found in (mine, other))
     if not other.recovery.get("metrics") or after.value < before.value or not objective.better(after, before):
+        context.console.stage("start", "is no better after recovery: the search's result is used")
         return adopted(context, mine)
     sign, name = (-1.0, "loss") if objective.metric in LOSSES else (1.0, objective.metric.value)
     note = (
