@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -151,8 +151,8 @@ def load_hardware(data: Data) -> HardwareSpec:
         runs_here=reader.flag(data, "", "runs_here", default=False),
         qdq_bias=_qdq_bias(reader, data.get("qdq_bias")),
         functions=read_functions(reader, data.get("functions")),
-        loads=_loads(reader, data.get("loads", ())),
-        dynamic=_dynamic(reader, data.get("dynamic", ())),
+        loads=_listed_words(reader, data.get("loads", ()), "loads", LOADED),
+        dynamic=_listed_words(reader, data.get("dynamic", ()), "dynamic", DYNAMIC),
         tables=read_tables(reader, data),
         recurrent=read_recurrent_limits(reader, data),
         device=read_chip(reader, data),
@@ -177,20 +177,13 @@ def _qdq_bias(reader: Reader, value: object) -> DType | None:
     return None if value is None else DType.FLOAT32
 
 
-def _loads(reader: Reader, value: object) -> tuple[str, ...]:
-    forms = tuple(str(form) for form in listed(value))
-    for form in forms:
-        if form not in LOADED:
-            raise reader.error("loads", f"is {form!r}{nearest(form, LOADED)}; legal are {', '.join(LOADED)}, or []")
-    return forms
-
-
-def _dynamic(reader: Reader, value: object) -> tuple[str, ...]:
-    ops = tuple(str(op) for op in listed(value))
-    for op in ops:
-        if op not in DYNAMIC:
-            raise reader.error("dynamic", f"is {op!r}{nearest(op, DYNAMIC)}; legal are {', '.join(DYNAMIC)}, or []")
-    return ops
+def _listed_words(reader: Reader, value: object, key: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return a list of words of which each is known."""
+    words = tuple(str(word) for word in listed(value))
+    for word in words:
+        if word not in known:
+            raise reader.error(key, f"is {word!r}{nearest(word, known)}; legal are {', '.join(known)}, or []")
+    return words
 
 
 def _float_types(reader: Reader, data: Data) -> tuple[FloatType, ...]:

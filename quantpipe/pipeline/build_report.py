@@ -38,6 +38,7 @@ from quantpipe.types import (
     FloatNodeRow,
     FloatType,
     FormRow,
+    HardwareSpec,
     ImportedPart,
     LoadedPart,
     ModelPart,
@@ -166,8 +167,7 @@ def build_report(
             *_search_notes(decision.report),
             *_overruled(decision.report.get("threshold_rules", ())),
             *evaluation.warnings,
-            *([by_run] if (by_run := dynamic_note(topology)) is not None else []),
-            *([held] if evaluation.lossy and (held := held_back(graph, topology, settings.spec)) is not None else []),
+            *form_notes(graph, topology, settings.spec, lossy=bool(evaluation.lossy)),
             *([changed] if (changed := imported_warning(evaluated.imported)) is not None else []),
             *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
@@ -175,6 +175,12 @@ def build_report(
             *([] if behind is None else [behind]),
         ],
     }
+
+
+def form_notes(graph: Graph, topology: Topology, spec: HardwareSpec, *, lossy: bool) -> list[str]:
+    """Return what to know of the form of layers: scales of each run, and (`lossy`) what keeps tensors at 8 bits."""
+    found = (dynamic_note(topology), held_back(graph, topology, spec) if lossy else None)
+    return [note for note in found if note is not None]
 
 
 def _float_nodes(graph: Graph, topology: Topology) -> list[FloatNodeRow]:

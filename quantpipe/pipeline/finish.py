@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from quantpipe.annotate.bits import held_back
 from quantpipe.annotate.half import below_half, beyond_half
-from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.artifacts import read_json
 from quantpipe.artifacts.checkpoint import PartCheckpoint
 from quantpipe.certify import certificate, proof_summary
@@ -33,7 +31,7 @@ from quantpipe.intake.read_model import read_model
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
-from quantpipe.pipeline.build_report import Evaluated, build_report
+from quantpipe.pipeline.build_report import Evaluated, build_report, form_notes
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.effort import BASELINES, EffortBudget, effort_part, estimated
 from quantpipe.pipeline.figures import Way, figures_of
@@ -226,9 +224,7 @@ def _evaluate(
         *forms_warnings(forms),
     ):
         context.console.warn(warning)
-    notes = [dynamic_note(context.topology)]
-    notes += [held_back(context.graph, context.topology, settings.spec)] if evaluation.lossy else []
-    for note in filter(None, notes):
+    for note in form_notes(context.graph, context.topology, settings.spec, lossy=bool(evaluation.lossy)):
         context.console.warn(note)
     host = host_warning(context.graph, context.topology, plan, settings.spec)
     if host is not None:
