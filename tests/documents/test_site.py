@@ -58,6 +58,24 @@ def test_links_between_documents_lead_somewhere(what: str) -> None:
     assert lost == []
 
 
+def test_links_of_every_page_stay_in_the_site() -> None:
+    known = pages.included()
+    site = {pages.CONFIGURATION, pages.HARDWARE, pages.OPS, pages.API, pages.COMMAND_LINE, *known.values()}
+    site |= {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.*")}
+    lost = []
+    for file in documents():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        text = artifact_tables.filled(text) if file == "docs/artifacts.md" else text
+        for target in LINK.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
+            path = target.partition("#")[0]
+            if path and not re.match(r"[a-z]+:", target):
+                full = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+                found = pages.site_path(full, known)
+                if found is None or found.partition("#")[0] not in site:
+                    lost.append(f"{file}: {target}")
+    assert lost == []
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as mkdocs and repositories in a browser make them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
