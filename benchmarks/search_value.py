@@ -40,7 +40,7 @@ DEVICES = (
 )
 SEARCHES = ("greedy", "greedy_backward", "greedy_edge", "knapsack", "surrogate", "tpe", "annealing", "random")
 HEAD = (
-    *("search", "start", "result", "met", "evaluations", "to greedy's loss", "seconds", "held out"),
+    *("search", "start", "result", "cost", "met", "evaluations", "to greedy's loss", "seconds", "held out"),
     *("compared with greedy", "held out, recovered", "seconds of recovery", "compared with the start, recovered"),
 )
 
@@ -99,11 +99,14 @@ NETS: dict[str, Callable[[], tuple[Any, Any]]] = {
 class Outcome:
     """Hold what one search came to, alone and with recovery; losses are positive, seconds of the processor.
 
+    `cost` is a share of the cost of the start.
+
     `alone` and `recovered` are the losses of each held-out sample; `trace` has the evaluations and loss of each best.
     """
 
     start: float
     result: float
+    cost: float
     met: bool
     evaluations: int
     seconds: float
@@ -141,6 +144,7 @@ def outcome(net: tuple[Any, Any], device: str, search: str, seconds_of_search: f
     return Outcome(
         -found["trace"][0][1],
         -found["best_value"],
+        found["best_cost"] / found["trace_cost"][0][1],
         bool(found["feasible"]),
         found["evaluations"],
         seconds["none"][0],
@@ -178,6 +182,7 @@ def row(search: str, found: Outcome, outcomes: Mapping[str, Outcome]) -> str:
         search if found is not start else "uniform (the start)",
         f"{found.start:.5f}",
         f"{found.result:.5f}",
+        f"{found.cost:.0%}",
         "yes" if found.met else "no",
         str(found.evaluations),
         "" if greedy is None else str(reached or "never"),
@@ -234,7 +239,8 @@ def main() -> None:
         f"`python benchmarks/search_value.py --nets {given.nets} --devices {given.devices} "
         f"--searches {given.searches}`.",
         "",
-        "`start`, `result`: loss on the search samples, before recovery. `met`: whether the search alone meets the "
+        "`start`, `result`: loss on the search samples, before recovery. `cost`: share of the start's cost, which a "
+        "search lowers within the tolerance once that is met. `met`: whether the search alone meets the "
         "default objective. `to greedy's loss`: evaluations until the loss was at most the one that greedy ends with. "
         "`seconds`: processor time of all cores. `held out`: loss on samples that no decision has seen. "
         "`recovered`: after `recover=default`. "

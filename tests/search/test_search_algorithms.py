@@ -168,6 +168,27 @@ def test_greedy_lowers_what_saves_only_behind_another() -> None:
     assert search(toy, GreedyBackward()).best == (2, 2)
 
 
+@pytest.mark.parametrize("form", ["within_tolerance", "within_cost"])
+def test_greedy_lowers_together_what_saves_nothing_alone(form: str) -> None:
+    """All tensors of a chain of kernels have one type: only the last of them makes it narrower."""
+    space = make_space(2, 2, 2, 2)
+
+    def cost(point: Point) -> float:
+        chain = [point[0], point[1], point[2]]
+        return 10.0 if 0 in chain else 4.0
+
+    objective = {
+        "within_tolerance": WITHIN_TOLERANCE,
+        "within_cost": Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, reference_value=0.9, cost_limit=5.0),
+    }[form]
+    toy = Toy(space, lambda p: 0.9 - 0.001 * sum(p), cost, objective)
+    assert search(toy, Greedy()).best == (1, 1, 1, 0), "the fourth saves nothing with the others either"
+    assert search(toy, GreedyBackward()).best == (1, 1, 1, 0)
+    if form == "within_tolerance":
+        dear = Toy(space, lambda p: 0.9 - 0.02 * (sum(p[:3]) == 3), cost, objective)
+        assert search(dear, Greedy()).best == (0, 0, 0, 0), "what they lose together is not allowed"
+
+
 def test_greedy_skips_what_saves_nothing() -> None:
     space = make_space(3, 3)
     toy = Toy(space, lambda p: 0.9, lambda p: float(space.decode(p)["bits:1"]), WITHIN_TOLERANCE)

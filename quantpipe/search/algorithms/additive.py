@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantpipe.search.algorithms.raised import DECAY
 from quantpipe.search.algorithms.silence import silence_stdout
 from quantpipe.types import ChoiceSpace, Point, Score
 
 FLOOR = 0.01
 """Share of the tolerance that a plan which saves all there is to save uses at least. Options without a loss of their
 own may lose together; with nothing to add up, a tighter budget would not plan less of them."""
-
-DECAY = 4.0
-"""By which one option more of precision divides a loss: the squared error of one bit less is four times as large."""
 
 _NODES = 2000
 """Limit of the integer program: a limit in seconds would plan otherwise on a slower machine."""

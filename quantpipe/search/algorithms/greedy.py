@@ -18,6 +18,7 @@ from quantpipe.option_checks import word_of
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled
+from quantpipe.search.algorithms.raised import raised
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -41,7 +42,8 @@ class Greedy:
     probe of such a choice came out better (scales per channel may): then the best of its options is taken before the
     walk. Within a tolerance that the most precise point misses, choices whose probe gained something for a cost (a
     layer in float) are taken first, until it is met. Choices that cost nothing (ranges) are settled before the walk
-    where the tolerance is missed, and after it; the walk goes on as long as that leaves room.
+    where the tolerance is missed, and after it; the walk goes on as long as that leaves room. Choices that save nothing
+    one by one, and something together, are lowered together, and raised again one by one until the objective is met.
     """
 
     order: Order = Order.SENSITIVITY
@@ -99,7 +101,7 @@ class Greedy:
             idle += [i for i in dropped if space.choices[i].graded]
             woken = self._woken(space, evaluate, objective, idle, point=point, score=score)
             if not woken:
-                return point, score
+                return self._joined(space, evaluate, objective, idle, point=point, score=score)
             idle = [i for i in idle if i not in woken]
             turns.extend(woken)
 
@@ -171,7 +173,31 @@ class Greedy:
             by_loss = self.order is Order.SENSITIVITY
             ranks[choice] = _sensitivity(score, attempt) if by_loss else (rank[0] + 1, rank[1])
             point, score = lower, attempt
-        return point, score
+        if objective.open_ended or objective.feasible(score):
+            return point, score
+        idle = [i for i, choice in enumerate(space) if choice.graded]
+        return self._joined(space, evaluate, objective, idle, point=point, score=score)
+
+    def _joined(
+        self,
+        space: ChoiceSpace,
+        evaluate: Evaluate,
+        objective: Objective,
+        idle: list[int],
+        *,
+        point: Point,
+        score: Score,
+    ) -> tuple[Point, Score]:
+        """Return the point with idle choices lowered that save something only together, where that is better."""
+        last = {i: len(space.choices[i].options) - 1 for i in idle}
+        idle = [i for i in idle if point[i] < last[i]]
+        if len(idle) < 2 or self.order is Order.TOPOLOGICAL:
+            return point, score
+        (low,) = evaluate([tuple(last[i] if i in idle else o for i, o in enumerate(point))], incumbent=score)
+        if low.cost >= score.cost:
+            return point, score
+        found = raised(space, evaluate, objective, point, start=score, choices=idle)
+        return found if objective.better(found[1], score) else (point, score)
 
     def _ranks(
         self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
