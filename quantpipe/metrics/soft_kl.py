@@ -59,7 +59,7 @@ class Softness:
         return self.factor * np.asarray(found.reshape(len(reference), -1).mean(axis=1))
 
 
-def softness_of(reference: Outputs) -> Softness | None:
+def softness_of(reference: Outputs, temperature: float = TEMPERATURE) -> Softness | None:
     """Return how class scores are softened; None where plain KL is used: enough rows count, or for probabilities.
 
     Probabilities have lost their differences where they end at 0. A single axis holds no classes.
@@ -71,7 +71,7 @@ def softness_of(reference: Outputs) -> Softness | None:
     total, squares = float(np.sum(plain)), float(np.sum(plain**2))
     if total == 0 or total**2 >= ENOUGH * squares:
         return None
-    return Softness(TEMPERATURE, TEMPERATURE**2 * total / float(np.sum(_counts(reference, TEMPERATURE))))
+    return Softness(temperature, temperature**2 * total / float(np.sum(_counts(reference, temperature))))
 
 
 def _counts(reference: Outputs, temperature: float) -> NDArray[np.float64]:

@@ -318,8 +318,7 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
         return value + self._bias(node.name).reshape(shape).to(value)
 
     def _once(self, tensor: str, stored_as: str, value: Tensor) -> Tensor:
-        key = (tensor, stored_as)
-        if key not in self._read:
+        if (key := (tensor, stored_as)) not in self._read:
             self._read[key] = self._on_grid(stored_as, value)
         return self._read[key]
 
@@ -331,6 +330,8 @@ class QuantizedNetwork(nn.Module):  # type: ignore[misc]
             if not self._all_grids:
                 self._all_grids = self.ranges.grids(value)
             self._grids[group.key] = self._seen(self._all_grids[group.key], value)
+        if self.training:
+            self.ranges.see(group.key, value)
         grid = replace(self._grids[group.key], rounding=rounding)
         rounded = fake_quantize(value, grid, GRADIENTS[self.options.activations])
         if self.training and self.options.drop > 0:

@@ -7,6 +7,7 @@ their roundings (to a power of two, to an integer zero point) have the gradient 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from quantpipe import intmath
 from quantpipe.train.fake_quantize import TorchGrid, straight_through
 from quantpipe.types import DType, PowerOfTwo, Range, ScaleGroup, Symmetry, TensorSchema
+
+ROOM = 2.0
+"""How many times the largest value seen in training a learned range may be: a power of two may need that much."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ def storage_middle(power_of_two: PowerOfTwo) -> float:
 class RangeParameters(nn.Module):  # type: ignore[misc]
     """Hold the ranges of the scale groups, of which some are learned.
 
-    `learned`: the keys of the learned groups. A range that is empty, or fixed by the device or the model, stays.
+    `learned`: the keys of the learned groups. A range that is empty, or fixed by the device or the model, stays. No
+    range grows far beyond the values in training: its steps would be lost, and where all values are rounded to 0, no
+    gradient leads back.
     """
 
     def __init__(
@@ -119,6 +125,7 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
                 self._ranges[key] = grids[key].centred(ranges[key])
                 count = 2 if grids[key].is_affine(positive) else 1
                 self.factors[str(number)] = nn.Parameter(torch.zeros(count, dtype=torch.float64))
+                self.register_buffer(f"seen{number}", torch.zeros(2, dtype=torch.float64))
         for number, keys in enumerate(self._alike.values()):
             found = [self._ranges[key] for key in keys]
             ends = torch.tensor([[one.low, one.high] for one in found], dtype=torch.float64)
@@ -132,6 +139,25 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
     def parameters_of(self, keys: Collection[str]) -> list[nn.Parameter]:
         """Return the parameters of some groups."""
         return [self.factors[name] for key, name in self._names.items() if key in keys]
+
+    def see(self, key: str, values: Tensor) -> None:
+        """Widen what was seen of a group by the values of a batch."""
+        if key in self._names and values.numel():
+            seen = self.get_buffer(f"seen{self._names[key]}")
+            low, high = torch.aminmax(values.detach())
+            seen.copy_(torch.stack([torch.minimum(seen[0], low.double()), torch.maximum(seen[1], high.double())]))
+
+    def bound(self) -> None:
+        """Lower the ends of learned ranges that are more than `ROOM` times the values seen."""
+        for key, name in self._names.items():
+            found, factor = self._ranges[key], self.factors[name].detach()
+            low, high = (ROOM * end for end in self.get_buffer(f"seen{name}").tolist())
+            ends = (
+                [(-low, -found.low), (high, found.high)] if len(factor) == 2 else [(max(-low, high), found.threshold)]
+            )
+            for place, (seen, end) in enumerate(ends):
+                if seen > 0 and end > 0:
+                    factor[place].clamp_(max=math.log(seen / end))
 
     def range(self, key: str) -> Range:
         """Return a group's range."""

@@ -45,8 +45,9 @@ class TrainOptions:
 
     `weights`, `activations`: the algorithm for each, `none` for numbers that stay. `fold`: how a convolution runs
     together with its BatchNormalization during training (docs/training.md); `asynchronous`: parts of a batch with
-    statistics of their own. `loss`: against the float model's outputs, against labels, or both. `scope`: the whole
-    network at once, or block by block. `drop`: probability that an element stays in float in a training step.
+    statistics of their own. `loss`: against the float model's outputs, against labels, or both. `temperature`: divides
+    class scores in the loss against the float model, if the samples are few. `scope`: the whole network at once, or
+    block by block. `drop`: probability that an element stays in float in a training step.
     `scale_rate`: learning rate of ranges and scales, relative to their size. `range_decay`: weight of the squares of
     the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1.
     `threads`: of torch; other numbers of threads may give other roundings.
@@ -57,6 +58,7 @@ class TrainOptions:
     fold: int = 0
     asynchronous: int = 1
     loss: str = "outputs"
+    temperature: float = 4.0
     scope: str = "network"
     epochs: int = 20
     batch: int = 32
@@ -79,6 +81,7 @@ class TrainOptions:
             else:
                 number(f"train.{key}", getattr(self, key), least=least)
         number("train.drop", self.drop, least=0, below=1)
+        number("train.temperature", self.temperature, above=0)
         self._refuse_contradictions()
 
     @property

@@ -179,7 +179,7 @@ class _Training:
         inner = options.scope == "blocks"
         pieces = self._inner_pieces(block) if inner else list(self.pieces)
         targets = [OutputTarget(name, MSE) for name in block.targets] if inner else self.data.targets
-        losses = OutputLosses(targets, [piece.references for piece in pieces])
+        losses = OutputLosses(targets, [piece.references for piece in pieces], options.temperature)
         optimizer = self._optimizer(block)
         if begun:
             _restore(optimizer, self.optimizer_state)
@@ -200,6 +200,8 @@ class _Training:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                if epoch:  # every sample was seen once
+                    self.network.ranges.bound()
                 total, seen = total + value, seen + 1
             self.curve.append(total / max(seen, 1))
             self._tell(number, epoch + 1)
