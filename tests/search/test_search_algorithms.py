@@ -189,6 +189,20 @@ def test_greedy_lowers_together_what_saves_nothing_alone(form: str) -> None:
         assert search(dear, Greedy()).best == (0, 0, 0, 0), "what they lose together is not allowed"
 
 
+def test_greedy_backward_counts_what_weights_save_with_their_inputs() -> None:
+    """A weight alone saves its byte, and next to a narrow input the time of its kernel: it is worth keeping narrow."""
+    space = make_space(2, 2, 2, 2, 2, 2)
+    pairs = ((0, 1), (2, 3), (4, 5))
+
+    def cost(point: Point) -> float:
+        return sum(10.0 * (point[x] == 0 or point[w] == 0) + (point[w] == 0) for x, w in pairs)
+
+    losses = (0.02, 0.001, 0.02, 0.001, 0.001, 0.003)
+    toy = Toy(space, lambda p: 0.9 - sum(a * b for a, b in zip(losses, p, strict=True)), cost, WITHIN_TOLERANCE)
+    best = search(toy, GreedyBackward()).best
+    assert best == (0, 1, 0, 1, 1, 1) and toy.cost(best) == toy.optimum.cost == 20.0
+
+
 def test_greedy_skips_what_saves_nothing() -> None:
     space = make_space(3, 3)
     toy = Toy(space, lambda p: 0.9, lambda p: float(space.decode(p)["bits:1"]), WITHIN_TOLERANCE)

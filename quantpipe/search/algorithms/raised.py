@@ -33,12 +33,13 @@ def raised(
         return first, start
     probes = evaluate([(*first[:i], option, *first[i + 1 :]) for i, option in last.items()])
     ranks = {i: _sensitivity(start, probe) for i, probe in zip(last, probes, strict=True) if probe.cost < start.cost}
-    ranks |= _together(
+    ranks = _together(
         space, evaluate, first, last, start=start, probes=dict(zip(last, probes, strict=True)), ranks=ranks
     )
     coarse = tuple(last[i] if i in ranks else first[i] for i in range(len(space)))
     point = _coarse(space, evaluate, objective, coarse)
     ranks = {i: rank for i, rank in ranks.items() if point[i] > 0}
+    order = sorted(ranks, key=ranks.__getitem__)
     (score,) = evaluate([point])
     # Of a tolerance the search wants the first feasible point, of a cost limit the last one.
     within_cost = objective.form is ObjectiveForm.BEST_VALUE_WITHIN_COST
@@ -52,6 +53,15 @@ def raised(
         if higher[choice] > 0:
             ranks[choice] = rank / decay
         point, score = higher, attempt
+    if objective.form is not ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE or not objective.feasible(score):
+        return point, score
+    for choice in order:  # what was raised in vain goes down again
+        while point[choice] < last[choice]:
+            lower = (*point[:choice], point[choice] + 1, *point[choice + 1 :])
+            (attempt,) = evaluate([lower], incumbent=score)
+            if attempt.cost >= score.cost or not objective.better(attempt, score):
+                break
+            point, score = lower, attempt
     return point, score
 
 
@@ -65,17 +75,19 @@ def _together(
     probes: dict[int, Score],
     ranks: dict[int, float],
 ) -> dict[int, float]:
-    """Return the ranks of graded choices that save nothing alone, and something together with the others.
+    """Return the ranks of choices by what they save together with the others, if one saves nothing alone.
 
-    A kernel is as fast as the widest of its operands lets it be. What they save shows at the coarse end.
+    A kernel is as fast as the widest of its operands lets it be. What they save shows at the coarse end: of a weight,
+    for example, only its bytes before its kernel's input is narrow, and then its kernel's time.
     """
     idle = [i for i in last if i not in ranks and space.choices[i].graded and probes[i].cost == start.cost]
     if not idle:
-        return {}
-    coarse = tuple(last[i] if i in ranks or i in idle else first[i] for i in range(len(space)))
-    points = [coarse, *((*coarse[:i], 0, *coarse[i + 1 :]) for i in idle)]
+        return ranks
+    asked = [i for i in last if i in ranks or i in idle]
+    coarse = tuple(last[i] if i in asked else first[i] for i in range(len(space)))
+    points = [coarse, *((*coarse[:i], 0, *coarse[i + 1 :]) for i in asked)]
     low, *high = evaluate(points, incumbent=start)  # only costs are asked, which are exact in every case
-    saved = {i: score.cost - low.cost for i, score in zip(idle, high, strict=True)}
+    saved = {i: max(score.cost - low.cost, start.cost - probes[i].cost) for i, score in zip(asked, high, strict=True)}
     losses = {i: (start.compared - probes[i].compared) / found for i, found in saved.items() if found > 0}
     return {i: math.inf if math.isnan(loss) else loss for i, loss in losses.items()}
 
