@@ -90,13 +90,14 @@ FEW_TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "adaround": {"option": "adaround"},
     "adaround, no dropping": {"option": "adaround", "drop": 0.0},
     "lsq": {"option": "lsq", "epochs": 40},
+    "lsq, plain KL": {"option": "lsq", "epochs": 40, "temperature": 1.0},
     "lsq, dropping": {"option": "lsq", "epochs": 40, "drop": 0.5},
 }
 
 
 def lines(kinds: Sequence[str], seeds: Sequence[int]) -> list[Line]:
     """All lines, the longest first."""
-    found = [Line("few", name, 0) for name in FEW] if "few" in kinds else []
+    found = [Line("few", name, seed) for seed in seeds for name in FEW] if "few" in kinds else []
     found += [Line("folds", "tensorrt", seed) for seed in seeds] if "folds" in kinds else []
     return found + ([Line("table", name, seed) for seed in seeds for name in SETTINGS] if "table" in kinds else [])
 
