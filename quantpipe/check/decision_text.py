@@ -6,6 +6,9 @@ cleaned graph and the hardware, the result sentences; the run warns about them, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from quantpipe.graph.op_tables import DYNAMIC, DYNAMIC_BY_THREAD
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.idle import overruled
 from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED
@@ -29,8 +32,17 @@ def _quantized_already(graph: Graph) -> list[str]:
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return [
         f"the model is already quantized in part: {named}{more}. These nodes stay as they are, and all others are "
-        "quantized around them. Give the float model that it was made from"
+        f"quantized around them. {_of_samples(found)}Give the float model that it was made from"
     ]
+
+
+def _of_samples(found: Sequence[Node]) -> str:
+    """Return what ops that quantize at run time mean for results, as a sentence; empty without such ops."""
+    own = [n for n in found if n.op in DYNAMIC]
+    if not own:
+        return ""
+    threads = " and the number of threads" if any(n.op in DYNAMIC_BY_THREAD for n in own) else ""
+    return f"Results of {own[0].name} depend on the other samples of a batch{threads}, as in the given file. "
 
 
 def _is_integer(node: Node) -> bool:

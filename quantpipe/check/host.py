@@ -6,18 +6,25 @@ onnxruntime's exact kernels there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from quantpipe.graph.op_tables import DYNAMIC
 from quantpipe.graph.view import Graph
 from quantpipe.plan import UNSIGNED, kernels_with_wide_pairs
 from quantpipe.types import HardwareSpec, Isa, QuantPlan, Topology
+
+KEEP = "To keep int8, use hardware.isa=vnni"
 
 
 def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec) -> str | None:
     """Return a sentence where kernels of a model for onnxruntime's CPUs would saturate on some of them; else None."""
     nodes = kernels_with_wide_pairs(graph, topology, plan) if spec.runs_here else []
     if not nodes:
-        return _stored_unsigned(topology, plan) if spec.isa is Isa.ANY else None
+        own = [n.name for n in graph.nodes if n.op in DYNAMIC]
+        remedy = None if spec.isa is Isa.ANY else "use hardware.isa=any"
+        return _stored_unsigned(topology, plan, own, remedy) if remedy is None or own else None
     more = len(nodes) - 1
     first = nodes[0] + (f" and {more} other{'s' if more > 1 else ''}" if more else "")
     return (
@@ -27,17 +34,21 @@ def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: Hardwa
     )
 
 
-def _stored_unsigned(topology: Topology, plan: QuantPlan) -> str | None:
-    """Name the kernels whose given integers are exact everywhere as uint8 only, and the price of that."""
+def _stored_unsigned(topology: Topology, plan: QuantPlan, own: Sequence[str], remedy: str | None) -> str | None:
+    """Name the kernels whose given integers are exact everywhere as uint8 only, and the price of that.
+
+    `own`: the model's nodes that quantize at run time. `remedy`: None means that it depends on the first weight.
+    """
     rows = [row for row in plan.raised if row["reason"].endswith(UNSIGNED)]
     if not rows:
         return None
     channels = sum(row["channels"] for row in rows)
+    kept = f"Exact kernels for int8 would change {own[0]}, which quantizes at run time" if own else KEEP
     return (
         f"int8 weights of {rows[0]['node']}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''} would "
         f"saturate in int16 on x86 processors without VNNI ({channels} channels). They are stored as uint8 with zero "
-        "point 128: the same integers everywhere, in slower kernels. To keep int8, use hardware.isa=vnni. To let "
-        f"quantpipe choose weights that do not saturate, {_remedy(topology, plan, rows[0]['tensor'])}"
+        f"point 128: the same integers everywhere, in slower kernels. {kept}. To let "
+        f"quantpipe choose weights that do not saturate, {remedy or _remedy(topology, plan, rows[0]['tensor'])}"
     )
 
 

@@ -30,7 +30,13 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.graph.length_limits import refuse_longer, stated_lengths
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.runtime_reasons import runtime_reason, runtime_remedy
-from quantpipe.graph.session_options import EXACT_PAIRS, carried, quantizes_itself, runs_as_declared
+from quantpipe.graph.session_options import (
+    EXACT_PAIRS,
+    carried,
+    differs_by_threads,
+    quantizes_itself,
+    runs_as_declared,
+)
 from quantpipe.graph.spooled import leave_pages
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.graph.unsigned import unsigned_weights
@@ -94,6 +100,8 @@ class Session:
     Nodes run in the order in which they are written. By default the runtime begins with those that depend on no input,
     and so would load every weight before the first layer needs one. Exact kernels on x86 CPUs without VNNI need uint8
     weights, which are also made in files.
+
+    A model whose results depend on the number of threads has one, except with `Kernels.NATIVE`.
     """
 
     def __init__(
@@ -114,7 +122,8 @@ class Session:
         declared = own and not EXACT_PAIRS.items() <= wanted.items()
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
-        settings.intra_op_num_threads = threads or available_cores()
+        by_threads = kernels is not Kernels.NATIVE and isinstance(model, ir.Model) and differs_by_threads(model)
+        settings.intra_op_num_threads = 1 if by_threads else threads or available_cores()
         settings.inter_op_num_threads = 1
         if kernels is Kernels.AS_WRITTEN:
             settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -98,6 +98,9 @@ CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeL
 DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 """Ops that compute the range of their data from the data itself, sample by sample."""
 
+DYNAMIC_BY_THREAD = frozenset({"DynamicQuantizeLSTM"})
+"""Those of them that onnxruntime divides into rows for its threads, with a range of each thread's hidden states."""
+
 PACKED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 """Ops that keep their weights in few bits and compute with real numbers."""
 

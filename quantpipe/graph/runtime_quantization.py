@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Feeds
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.types import Samples
 
@@ -58,7 +58,7 @@ def dynamic(model: ir.Model, example: Feeds) -> Session:
             quantize_dynamic(str(source), str(target), weight_type=kind, per_channel=per_channel)
 
         try:
-            session = _quantized(model, run)
+            session = _quantized(model, run, Kernels.NATIVE)
             session.run(example)
             return session
         except Exception:
@@ -83,12 +83,12 @@ class _Reader:
         return next(self._feeds)
 
 
-def _quantized(model: ir.Model, run: Callable[[Path, Path], None]) -> Session:
+def _quantized(model: ir.Model, run: Callable[[Path, Path], None], kernels: Kernels = Kernels.EXACT) -> Session:
     with tempfile.TemporaryDirectory(prefix="quantpipe-") as folder, _silent():
         source, target = Path(folder) / "float.onnx", Path(folder) / "quantized.onnx"
         source.write_bytes(model_bytes(model))
         run(source, target)
-        return Session(ir.load(target), where="onnxruntime's own quantization")
+        return Session(ir.load(target), kernels=kernels, where="onnxruntime's own quantization")
 
 
 @contextmanager

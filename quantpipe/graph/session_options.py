@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from quantpipe.graph.op_tables import DYNAMIC
+from quantpipe.graph.op_tables import DYNAMIC, DYNAMIC_BY_THREAD
 
 KEY = "quantpipe.session_options"
 """Of the metadata entry."""
@@ -63,6 +63,11 @@ def runs_as_declared(model: ir.Model) -> bool:
 def quantizes_itself(model: ir.Model) -> bool:
     """Return whether a model has ops that quantize at run time: kernels other than a default session's change them."""
     return any(node.op_type in DYNAMIC for node in model.graph.all_nodes())
+
+
+def differs_by_threads(model: ir.Model) -> bool:
+    """Return whether a model has ops that quantize each thread's rows at run time by a scale of their own."""
+    return any(node.op_type in DYNAMIC_BY_THREAD for node in model.graph.all_nodes())
 
 
 def name_of(options: Mapping[str, str]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.session_options import quantizes_itself
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import signature_of
 from quantpipe.oprules.lookup import Functions
@@ -17,6 +19,7 @@ from quantpipe.types import (
     Form,
     FunctionKind,
     HardwareSpec,
+    Isa,
     Kernel,
     KernelPlan,
     OpSignature,
@@ -56,6 +59,15 @@ class PlanBuilder:
     kernels: dict[str, KernelPlan] = field(default_factory=dict)
     rescales: list[RescaleRow] = field(default_factory=list)
     raised: list[RaisedRow] = field(default_factory=list)
+
+    @cached_property
+    def in_any_session(self) -> bool:
+        """Return whether weights have to be exact in a session without onnxruntime's exact kernels.
+
+        These would change the results of a model's own ops that quantize at run time.
+        """
+        own = self.spec.isa is Isa.VNNI and self.spec.runs_here and quantizes_itself(self.graph.model)
+        return own or self.spec.isa is Isa.ANY
 
     def narrowing(self, kernel: Kernel) -> RequantizeSpec:
         """Return how a kernel narrows its accumulator: as its signature says, else as the device does."""

@@ -62,14 +62,14 @@ SATURATES = "pairs of products would saturate in int16 on x86 without VNNI"
 
 
 def pair_safe(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor) -> WeightTensor:
-    """Return the weight of a kernel in a form whose sums are exact on every processor (`isa: any`).
+    """Return the weight of a kernel in a form whose sums are exact in every session, where it has to be.
 
     Integers that may change get a pair-safe scale. Others (given by the model, or already chosen by recovery) are
     stored as uint8 with 128 as zero point, which every processor multiplies exactly, x86 at more time.
     """
     data = builder.quantizers[kernel.operands[0].tensor]
     topology = builder.topology
-    if builder.spec.isa is not Isa.ANY or not needs_wide_pairs(builder.graph, topology, kernel, weight, data=data):
+    if not builder.in_any_session or not needs_wide_pairs(builder.graph, topology, kernel, weight, data=data):
         return weight
     return exact_weight(builder, weight, data, where=kernel.node)
 

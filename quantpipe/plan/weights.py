@@ -13,7 +13,7 @@ from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.pair_safe import exact_weight, pair_safe
 from quantpipe.plan.saturating_pairs import OF_RUN, multiplies_in_pairs, saturates
-from quantpipe.types import Isa, Kernel, LoopSite, PowerOfTwo, WeightTensor
+from quantpipe.types import Kernel, LoopSite, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)
 """A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
@@ -59,12 +59,12 @@ def choose_real_weight(builder: PlanBuilder, tensor: str) -> None:
 def choose_dynamic_weight(builder: PlanBuilder, kernel: Kernel) -> None:
     """Choose the integers of a weight by which an input with a scale of each run is multiplied.
 
-    With `isa: any` none of their pairs saturates: the input has 8 bits, whatever its scale is.
+    Where any session is to be exact, none of their pairs saturates: the input has 8 bits, whatever its scale is.
     """
     tensor = kernel.weight or ""
     choose_real_weight(builder, tensor)
     weight, axis = builder.weights[tensor], builder.topology.weight_of[tensor].channel_axis
-    if builder.spec.isa is Isa.ANY and saturates(weight.values, axis, OF_RUN.qmax):
+    if builder.in_any_session and saturates(weight.values, axis, OF_RUN.qmax):
         builder.weights[tensor] = exact_weight(builder, weight, OF_RUN, where=kernel.node)
 
 

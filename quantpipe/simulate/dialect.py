@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from quantpipe.arrays import EXACT_FLOAT32, along
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.external_weights import is_mapped
-from quantpipe.graph.session_options import EXACT_PAIRS
+from quantpipe.graph.session_options import EXACT_PAIRS, quantizes_itself
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
@@ -121,9 +121,10 @@ class Simulated(Arithmetic):
         return self._weight(context, f"{tensor}.q", centred)
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return no options without integer kernels, which layers with scales of each run alone have here."""
+        """Return the realized model's option if ops that quantize at run time follow it; else none."""
         topology = context.topology
-        wide = topology.dynamic and kernels_with_wide_pairs(context.graph, topology, context.plan)
+        own = topology.dynamic or quantizes_itself(context.graph.model)
+        wide = own and kernels_with_wide_pairs(context.graph, topology, context.plan)
         return EXACT_PAIRS if wide else {}
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
