@@ -27,6 +27,11 @@ from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, Isa, LatencyPart, OutputRow, Samples, Topology
 
+GIVEN_CELLS = (
+    "for LSTM layers, a model.path that onnxruntime's quantize_dynamic wrote with op_types_to_quantize=['LSTM']: "
+    "quantpipe keeps its DynamicQuantizeLSTM, and writes none itself"
+)
+
 BEHIND_DB = 0.5
 """From here on it is told."""
 
@@ -136,13 +141,8 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
     return {"samples": len(few), "rows": rows}
 
 
-def baseline_warning(
-    part: BaselinePart | None, topology: Topology, spec: HardwareSpec, anew: bool = False
-) -> str | None:
-    """Return a warning if an onnxruntime form is more accurate at the same speed, or as accurate and faster.
-
-    `anew`: recurrent layers, which onnxruntime runs as one, were written as steps or loops.
-    """
+def baseline_warning(part: BaselinePart | None, graph: Graph, topology: Topology, spec: HardwareSpec) -> str | None:
+    """Return a warning if an onnxruntime form is more accurate at the same speed, or as accurate and faster."""
     if part is None:
         return None
     nearer = [row for row in part["rows"] if not row["slower"] and (row["gap_db"] or 0.0) > BEHIND_DB]
@@ -151,7 +151,7 @@ def baseline_warning(
     if not nearer and not faster:
         return None
     row = max(nearer, key=lambda r: r["gap_db"] or 0.0) if nearer else min(faster, key=lambda r: r["latency"] or 1.0)
-    helps = _dynamic_remedies(topology, spec, anew, accurate=bool(nearer))
+    helps = _dynamic_remedies(graph, topology, spec, accurate=bool(nearer))
     if row["form"] == "static":
         near = ["threshold=output_error", "threshold=max_range"]
         helps = near if nearer else ["annotate.choices=[float] search=greedy objective.cost=latency"]
@@ -162,13 +162,14 @@ def baseline_warning(
     )
 
 
-def _dynamic_remedies(topology: Topology, spec: HardwareSpec, anew: bool, *, accurate: bool) -> list[str]:
+def _dynamic_remedies(graph: Graph, topology: Topology, spec: HardwareSpec, *, accurate: bool) -> list[str]:
     """Return overrides that bring a result near to the dynamic form: the form itself first, where the device has it.
 
     `accurate`: it is nearer to the float model, not only faster.
     """
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     dense = sorted({k.op for k in topology.kernels if k.op in spec.dynamic and k.weight is not None})
+    anew = graph.as_given is not None  # recurrent layers, which onnxruntime runs as one, are steps or loops
     found = [OWN_CELLS] if anew else []
     if dense:
         found.append(
@@ -179,6 +180,8 @@ def _dynamic_remedies(topology: Topology, spec: HardwareSpec, anew: bool, *, acc
         found.append("hardware.isa=vnni, with which weights are not limited so that no pair of products saturates")
     if products and not anew:
         found.append(f"annotate.only_ops=[{','.join(products)}]")
+    if any(n.op == "LSTM" for n in graph.nodes):
+        found.append(GIVEN_CELLS)
     return [*found, "recover=default"] if accurate or not found else found
 
 

@@ -102,8 +102,7 @@ def build_report(
     `context` has the topology of the found strategy. `profile` has its statistics, if this run has them.
     """
     settings, graph, topology, inputs = context.settings, context.graph, context.topology, context.inputs
-    anew = graph.as_given is not None
-    behind = baseline_warning(evaluated.baseline, topology, settings.spec, anew)
+    behind = baseline_warning(evaluated.baseline, graph, topology, settings.spec)
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
     recovery = decision.recovery
     carried = evaluation.generalization

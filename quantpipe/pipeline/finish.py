@@ -326,7 +326,7 @@ def _baseline(
     if compared.is_cut:
         budget.leave_out("samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)")
     found = baseline(compared, evaluation.accurate)
-    said = baseline_warning(found, context.topology, context.settings.spec, graph.as_given is not None)
+    said = baseline_warning(found, graph, context.topology, context.settings.spec)
     if said is not None:
         context.console.warn(said)
     return found

@@ -22,6 +22,7 @@ from quantpipe.report import render_html, summary_table
 from quantpipe.report.baseline import baseline_verdict
 from quantpipe.types import BaselinePart, Range, Samples
 from tests.ops.line import ArraySamples, Line, Net, line, set_threshold
+from tests.recurrent.nets import classifier
 
 
 def dense() -> Net:
@@ -66,7 +67,7 @@ def test_a_result_that_is_as_near_says_nothing(made: Line, timed: dict[str, floa
     part = baseline(compared(made))
     assert [row["form"] for row in part["rows"]] == ["static", "dynamic"] and part["samples"] == 24
     assert all(row["failed"] is None and row["sqnr_db"] is not None for row in part["rows"])
-    assert baseline_warning(part, made.topology, made.spec) is None
+    assert baseline_warning(part, made.graph, made.topology, made.spec) is None
 
 
 def test_a_range_that_is_planted_wrong_is_told_but_not_of_a_form_that_is_slower(
@@ -74,14 +75,19 @@ def test_a_range_that_is_planted_wrong_is_told_but_not_of_a_form_that_is_slower(
 ) -> None:
     """A hidden tensor with eight times its range has an eighth of its levels."""
     part = baseline(compared(made, 8.0))
-    said = baseline_warning(part, made.topology, made.spec)
+    said = baseline_warning(part, made.graph, made.topology, made.spec)
     assert said is not None and f"at the output {made.graph.outputs[0].name}" in said and "is nearer" in said
     assert "annotate.only_ops=[Gemm]" in said or "threshold=max_range" in said
-    assert baseline_warning(baseline(compared(made, 8.0), made.graph.outputs[0].name), made.topology, made.spec) is None
+    assert (
+        baseline_warning(
+            baseline(compared(made, 8.0), made.graph.outputs[0].name), made.graph, made.topology, made.spec
+        )
+        is None
+    )
     timed["ratio"] = 0.8
     part = baseline(compared(made, 8.0))
     assert [row["latency"] for row in part["rows"]] == [1.25, 1.25] and baseline_warning(
-        part, made.topology, made.spec
+        part, made.graph, made.topology, made.spec
     ) is None
     assert all(row["slower"] and row["gap_db"] is not None for row in part["rows"])
     said = baseline_verdict(part)
@@ -91,7 +97,7 @@ def test_a_range_that_is_planted_wrong_is_told_but_not_of_a_form_that_is_slower(
     assert f"onnxruntime's own quantization: {said}" in terminal.file.getvalue()
     assert said.replace("'", "&#39;") in render_html({"baseline": part})
     timed["high"] = 1.1  # a quarter of the pairs shows the opposite
-    assert baseline_warning(baseline(compared(made, 8.0)), made.topology, made.spec) is not None
+    assert baseline_warning(baseline(compared(made, 8.0)), made.graph, made.topology, made.spec) is not None
 
 
 def test_a_dynamic_form_that_is_nearer_is_offered_by_its_option(made: Line, timed: dict[str, float]) -> None:
@@ -100,12 +106,24 @@ def test_a_dynamic_form_that_is_nearer_is_offered_by_its_option(made: Line, time
     rows = [{**row, "gap_db": 9.0 if row["form"] == "dynamic" else 1.0} for row in part["rows"]]
     planted = cast(BaselinePart, {**part, "rows": rows})
     offer = "annotate.dynamic=['*'] annotate.only_ops=[Gemm]"
-    assert offer in (baseline_warning(planted, made.topology, made.spec) or "")
-    assert "annotate.dynamic" not in (baseline_warning(planted, made.topology, replace(made.spec, dynamic=())) or offer)
+    assert offer in (baseline_warning(planted, made.graph, made.topology, made.spec) or "")
+    assert "annotate.dynamic" not in (
+        baseline_warning(planted, made.graph, made.topology, replace(made.spec, dynamic=())) or offer
+    )
     again = line(dense(), samples=made.samples, dynamic=("*",), only_ops=("Gemm",))
-    said = baseline_warning(planted, again.topology, made.spec)
+    said = baseline_warning(planted, again.graph, again.topology, made.spec)
     assert said is not None and "annotate.dynamic" not in said, "the result has this form already"
     assert "hardware.isa=vnni" in said
+
+
+def test_a_dynamic_lstm_is_offered_as_a_file_to_give(made: Line, timed: dict[str, float]) -> None:
+    part = baseline(compared(made, 8.0))
+    rows = [{**row, "gap_db": 9.0 if row["form"] == "dynamic" else 1.0} for row in part["rows"]]
+    planted = cast(BaselinePart, {**part, "rows": rows})
+    layers = line(classifier("LSTM"), dynamic=("*",))
+    said = baseline_warning(planted, layers.graph, layers.topology, layers.spec) or ""
+    assert "op_types_to_quantize=['LSTM']" in said
+    assert "LSTM" not in (baseline_warning(planted, made.graph, made.topology, made.spec) or "LSTM")
 
 
 def test_a_form_that_is_as_near_and_faster_is_told(
@@ -115,7 +133,7 @@ def test_a_form_that_is_as_near_and_faster_is_told(
     models = compared(made)
     monkeypatch.setattr(module.runtime_quantization, "static", lambda *_: models.realized)
     timed["ratio"] = 1.5
-    said = baseline_warning(baseline(models, made.graph.outputs[0].name), made.topology, made.spec)
+    said = baseline_warning(baseline(models, made.graph.outputs[0].name), made.graph, made.topology, made.spec)
     assert said is not None and "is as near" in said and "in 0.67 of the result's time" in said
 
 
