@@ -21,6 +21,7 @@ from quantpipe.evaluate.nearness import below, nearness
 from quantpipe.evaluate.slower import OWN_CELLS, SLOWER
 from quantpipe.graph import runtime_quantization
 from quantpipe.graph.execute import Session, start_runtime
+from quantpipe.graph.op_tables import DYNAMIC_CELLS
 from quantpipe.graph.view import Graph
 from quantpipe.intake.isolated_process import Limits, Tell, apart
 from quantpipe.metrics.latency import interleaved
@@ -180,7 +181,7 @@ def _dynamic_remedies(graph: Graph, topology: Topology, spec: HardwareSpec, *, a
         found.append("hardware.isa=vnni, with which weights are not limited so that no pair of products saturates")
     if products and not anew:
         found.append(f"annotate.only_ops=[{','.join(products)}]")
-    if any(n.op == "LSTM" for n in graph.nodes):
+    if any(n.op in DYNAMIC_CELLS for n in graph.nodes):
         found.append(GIVEN_CELLS)
     return [*found, "recover=default"] if accurate or not found else found
 

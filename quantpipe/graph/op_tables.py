@@ -98,7 +98,10 @@ CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeL
 DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 """Ops that compute the range of their data from the data itself, sample by sample."""
 
-DYNAMIC_BY_THREAD = frozenset({"DynamicQuantizeLSTM"})
+DYNAMIC_CELLS = {"LSTM": "DynamicQuantizeLSTM"}
+"""Recurrent ops -> their form whose weights are integers, and whose inputs and states get a range at run time."""
+
+DYNAMIC_BY_THREAD = frozenset(DYNAMIC_CELLS.values())
 """Those of them that onnxruntime divides into rows for its threads, with a range of each thread's hidden states."""
 
 PACKED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})

@@ -122,10 +122,9 @@ class Simulated(Arithmetic):
 
     def session_options(self, context: Context) -> Mapping[str, str]:
         """Return the realized model's option if ops that quantize at run time follow it; else none."""
-        topology = context.topology
-        own = topology.dynamic or quantizes_itself(context.graph.model)
-        wide = own and kernels_with_wide_pairs(context.graph, topology, context.plan)
-        return EXACT_PAIRS if wide else {}
+        graph, topology = context.graph, context.topology
+        own = topology.dynamic or quantizes_itself(graph.model)
+        return EXACT_PAIRS if own and kernels_with_wide_pairs(graph, topology, context.plan) else {}
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write a node that multiplies floats by an integer weight, as float op on the real weight.
