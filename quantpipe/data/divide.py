@@ -22,6 +22,8 @@ TRAIN = "train"  # samples to train on, of a source of their own or of the calib
 WHOLE = "whole"  # the key of the one source that is divided
 DEFAULT_SPLIT: Mapping[str, Any] = {"calibrate": 0.25, "search": 0.25, "evaluate": 0.5}
 DEFAULT_SHARE = 0.25
+LEAST_UNITS = 4
+"""Samples or sequences that the default shares can be taken of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,14 +100,22 @@ def _divide_one(part: SamplePart, fractions: Mapping[str, Any], rng: np.random.G
     pieces = np.split(groups[rng.permutation(len(groups))], borders)[: len(ROLES)]
     for role, piece in zip(ROLES, pieces, strict=True):
         if not len(piece):
-            what = "samples" if part.units is None else "sequences"
+            what = "sample" if part.units is None else "sequence"
             raise DataError(
-                f"{len(groups)} {what} divided by {', '.join(map(str, shares))} leave none to {role}; give more "
-                f"{what}, or change dataset.split.",
+                f"{len(groups)} {what}{'s leave' if len(groups) > 1 else ' leaves'} none to {role} if divided by "
+                f"{', '.join(map(str, shares))}; {_more(part)}or change dataset.split.",
                 stage="data",
                 where=part.source.where,
             )
     return {role: part.of(piece) for role, piece in zip(ROLES, pieces, strict=True)}
+
+
+def _more(part: SamplePart) -> str:
+    """Return what gives a source more of the units that are divided, as the start of a sentence."""
+    if part.units is None:
+        return "give more samples, "
+    piece = max(len(part.indices) // LEAST_UNITS, 1)
+    return f"give more sequences, cut them (with dataset.state: dataset.state_reset={piece}, in samples), "
 
 
 def set_aside(part: SamplePart, share: Any, rng: np.random.Generator) -> tuple[SamplePart, SamplePart]:
@@ -118,7 +128,7 @@ def set_aside(part: SamplePart, share: Any, rng: np.random.Generator) -> tuple[S
     if total < 2:
         what = "sample" if part.units is None else "sequence"
         raise DataError(
-            f"a single {what} cannot serve both calibrate and search; give more, or set dataset.search.path.",
+            f"a single {what} cannot serve both calibrate and search; {_more(part)}or set dataset.search.path.",
             stage="data",
             where=part.source.where,
         )

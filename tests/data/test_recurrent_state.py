@@ -105,7 +105,9 @@ def test_one_sequence_per_source(tmp_path: Path) -> None:
     dataset = NpzDataset(**roles, state={"h_next": "h"}, state_reset="never", samples=ALL, duplicates="allow")
     splits = carry(dataset.splits(INPUTS, None, 0), INPUTS, model)
     np.testing.assert_allclose(list(states_of(splits.search, 3).values()), by_hand(rows(8), [0]), rtol=1e-6, atol=1e-7)
-    with pytest.raises(QuantpipeError, match=r"1 sequences divided"):
+    with pytest.raises(
+        QuantpipeError, match=r"1 sequence leaves none to calibrate .*dataset\.state_reset=6, in samples"
+    ):
         carried(npz(tmp_path / "d.npz"), state_reset="never")
 
 
