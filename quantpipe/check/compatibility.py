@@ -238,11 +238,11 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
 
 def _weights_only(topology: Topology, spec: HardwareSpec) -> list[str]:
     """Return a sentence where weights alone are in integers, or inputs have scales of each run."""
-    count, block = len(topology.weighted), spec.weights.block
-    if not count or block is None:
-        by_run = dynamic_note(topology)
-        return [] if by_run is None else [by_run]
-    return [f"{count} nodes multiply float inputs by integer weights in blocks of {block.size}"]
+    count, block, by_run = len(topology.weighted) - len(topology.dynamic), spec.weights.block, dynamic_note(topology)
+    found = [] if by_run is None else [by_run]
+    if count and block is not None:
+        found.append(f"{count} nodes multiply float inputs by integer weights in blocks of {block.size}")
+    return found
 
 
 def _uncounted(graph: Graph) -> list[str]:

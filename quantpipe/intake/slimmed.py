@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxslim
 
 from quantpipe.graph.external_weights import copied, with_weights, without_weights
-from quantpipe.intake.untouched import tie_copies, untouched
+from quantpipe.intake.untouched import read_directly, tie_copies, untouched
 
 _STDOUT = threading.Lock()
 """Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
@@ -23,6 +23,7 @@ def slimmed(model: ir.Model) -> ir.Model:
     External weights, and weights too large for it, become inputs of the model first: onnxslim folds nothing into them.
     """
     copy = copied(model)
+    read_directly(copy)
     tie_copies(copy)
     proto, held = without_weights(copy, untouched(copy))
     with _STDOUT, contextlib.redirect_stdout(io.StringIO()):

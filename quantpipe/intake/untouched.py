@@ -32,6 +32,20 @@ def _is_left_alone(value: ir.Value, graph: ir.Graph) -> bool:
     return bool(uses) and plain and not value.is_graph_output() and not value.is_graph_input()
 
 
+def read_directly(model: ir.Model) -> None:
+    """Let the readers of an Identity of a constant read the constant, in place.
+
+    PyTorch's exporter writes such a node for each further reader of a shared weight, and onnxslim makes each a copy.
+    """
+    for node in list(model.graph):
+        if node.op_type != "Identity" or node.domain or node.inputs[0] is None:
+            continue
+        source, result = node.inputs[0], node.outputs[0]
+        if source.is_initializer() and not source.is_graph_input() and not result.is_graph_output():
+            result.replace_all_uses_with(source)
+            model.graph.remove(node, safe=True)
+
+
 def tie_copies(model: ir.Model) -> None:
     """Let equal weights among those that are put aside be one, in place, as a clean-up that saw them would."""
     known: dict[tuple[object, ...], list[ir.Value]] = {}

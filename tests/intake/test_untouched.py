@@ -71,3 +71,24 @@ def test_a_session_gets_large_weights_beside_its_model(everything_is_large: None
     wanted = execute.Session(model_proto(model).SerializeToString()).run(x)
     for name, found in execute.Session(model).run(x).items():
         np.testing.assert_array_equal(found, wanted[name])
+
+
+def test_readers_behind_identities_share_their_weight() -> None:
+    """PyTorch's exporter writes an Identity for each further layer of a shared weight: no copies come out."""
+    net = Net(seed=3)
+    x, weight = net.input(None, WIDTH), net.floats(WIDTH, WIDTH, scale=0.1)
+    for number in range(3):
+        read = weight if number == 0 else net.node("Identity", weight, name=f"again{number}")
+        x = net.node("Relu", net.node("MatMul", x, read, name=f"layer{number}"), name=f"relu{number}")
+    net.output(net.node("Identity", net.node("Add", x, net.floats(WIDTH)), name="end"))
+    graph = load(net)
+    assert [n.inputs[1] for n in graph.nodes if n.op in ("MatMul", "Gemm")] == [weight] * 3
+    assert not [n for n in graph.nodes if n.op == "Identity"]
+
+
+def test_an_identity_of_a_constant_may_be_an_output() -> None:
+    net = Net(seed=3)
+    weight = net.floats(4, 4)
+    net.output(net.node("MatMul", net.input(None, 4), weight, name="product"))
+    net.output(net.node("Identity", weight, name="table"))
+    assert len(load(net).outputs) == 2

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import quantpipe
 from quantpipe.annotate.run_scales import dynamic_note
+from quantpipe.check.compatibility import check
 from quantpipe.check.compatibility import check as fit
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.execute import Session
@@ -213,3 +214,11 @@ def test_a_run_warns_and_is_verified(tmp_path: Path) -> None:
     assert verify_folder(tmp_path / "a").wrong is None
     with pytest.raises(HardwareError, match=r"the c form holds integers only, and \d nodes stay in float"):
         quantpipe.quantize(net().proto(), given, "ort_cpu", recover="none", realize="c", **options)
+
+
+def test_layers_in_blocks_and_layers_by_run_are_counted_apart() -> None:
+    spec = hardware("ort_matmul_nbits", dynamic=["Gemm"])
+    made = line(net(), spec, samples=samples(), dynamic=("second", "third"))
+    notes = check(made.graph, made.topology, spec, made.schema).notes
+    assert [n for n in notes if n.startswith("2 nodes multiply float inputs by integer weights in blocks of 32")]
+    assert dynamic_note(made.topology) in notes
