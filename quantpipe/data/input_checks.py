@@ -55,7 +55,8 @@ def route(
                 stage="data",
                 where=source.where,
             )
-        return (Feed(needed[0], SINGLE, fields[SINGLE], preprocess), *_empty(inputs, {*carried, needed[0].name}))
+        how = preprocess.for_input(needed[0].shape)
+        return (Feed(needed[0], SINGLE, fields[SINGLE], how), *_empty(inputs, {*carried, needed[0].name}))
     missing = [i for i in needed if i.name not in fields]
     if missing:
         names = ", ".join(fields) or "nothing"
@@ -70,11 +71,9 @@ def route(
         )
     plain = Preprocess(layout=preprocess.layout)
     chosen = [i for i in inputs if i.name in fields]
-    given = [
-        Feed(i, i.name, fields[i.name], preprocess if len(needed) == 1 or i.dtype.startswith("float") else plain)
-        for i in chosen
-    ]
-    return (*given, *_empty(inputs, {*carried, *fields}))
+    given = [(i, preprocess if len(needed) == 1 or i.dtype.startswith("float") else plain) for i in chosen]
+    feeds = (Feed(i, i.name, fields[i.name], how.for_input(i.shape)) for i, how in given)
+    return (*feeds, *_empty(inputs, {*carried, *fields}))
 
 
 def _empty(inputs: Sequence[TensorInfo], others: Collection[str]) -> list[Feed]:

@@ -6,7 +6,7 @@ Pure arithmetic on arrays; which model input they must fit is checked in `sample
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from math import isfinite
@@ -19,6 +19,10 @@ from quantpipe.arrays import along
 from quantpipe.errors import ConfigError, DataError, nearest
 
 T = TypeVar("T", bound=StrEnum)
+
+
+CHANNELS = (1, 3, 4)
+"""Numbers of channels that show which axis of a picture has them."""
 
 
 class Layout(StrEnum):
@@ -44,7 +48,7 @@ class SourceLayout(StrEnum):
         """Return the value of `auto` for a batch of this shape and dtype; other values unchanged."""
         if self is not SourceLayout.AUTO:
             return self
-        is_image = len(shape) == 4 and dtype == np.uint8 and shape[-1] in (1, 3, 4)
+        is_image = len(shape) == 4 and dtype == np.uint8 and shape[-1] in CHANNELS
         return SourceLayout.NHWC if is_image else SourceLayout.AS_IS
 
 
@@ -123,6 +127,11 @@ class Preprocess:
                     f"no such key{hint}; legal are {', '.join(known)}.", where=f"dataset.preprocess.{key}"
                 )
         return cls(**{str(k): v for k, v in config.items()})
+
+    def for_input(self, shape: Sequence[int | None]) -> Preprocess:
+        """Return it for a model's input, whose last axis alone may show that it has channels last."""
+        last = len(shape) == 4 and shape[3] in CHANNELS and shape[1] not in CHANNELS
+        return replace(self, layout=Layout.NHWC) if last else self
 
     @property
     def is_identity(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from quantpipe.realize.deployment import how_to_run, loading_code
 from quantpipe.realize.genai import CONFIG, genai_config, read_config
 from quantpipe.realize.open_lengths import length_limits
 from quantpipe.realize.ship import Shipped, ship_text
-from quantpipe.types import DeploymentPart, FormRow, QuantPlan, Samples
+from quantpipe.types import DeploymentPart, FormRow, QuantPlan, Samples, TensorInfo
 from quantpipe.version import __version__
 
 MODEL = "model.onnx"
@@ -177,17 +177,19 @@ def provenance(context: RunContext, strategy: str) -> Provenance:
         strategy,
         settings.spec.name,
         digest_json(context.realized(strategy).config["hardware"]),
-        _preprocessing(settings.dataset),
+        _preprocessing(settings.dataset, context.graph.inputs),
         class_names(context.inputs.evaluate),
     )
 
 
-def _preprocessing(dataset: Any) -> Mapping[str, Any]:
+def _preprocessing(dataset: Any, inputs: Sequence[TensorInfo]) -> Mapping[str, Any]:
     """Return the preprocessing of a data set's raw samples, if it declares any."""
     given = getattr(dataset, "preprocess", None)
     if not isinstance(given, Mapping | Preprocess):
         return {}
-    return {k: str(v) if k == "layout" else v for k, v in asdict(Preprocess.of(given)).items()}
+    made = Preprocess.of(given)
+    made = made.for_input(inputs[0].shape) if len(inputs) == 1 else made
+    return {k: str(v) if k == "layout" else v for k, v in asdict(made).items()}
 
 
 def class_names(samples: Samples) -> tuple[str, ...]:

@@ -31,6 +31,18 @@ def test_one_source_is_divided(tmp_path: Path, compressed: bool) -> None:
             np.testing.assert_array_equal(batch.labels, stored["labels"][batch.indices])
 
 
+@pytest.mark.parametrize("kind", ["uint8", "float32"])
+def test_a_model_with_channels_last_takes_pictures_as_they_are(tmp_path: Path, kind: str) -> None:
+    """Its last axis shows it, so no option is needed, and means are per channel."""
+    path = write_npz(tmp_path / "d.npz")
+    last = [TensorInfo("image", (None, 8, 8, 3), kind)]
+    dataset = NpzDataset(path=str(path), samples=ALL, preprocess={} if kind == "uint8" else {"mean": [1, 2, 3]})
+    batch = next(iter(dataset.splits(last, 10, seed=3).evaluate.batches(6)))
+    with np.load(path) as stored:
+        images = stored["images"][batch.indices]
+    np.testing.assert_array_equal(batch.inputs["image"], images if kind == "uint8" else images - np.float32([1, 2, 3]))
+
+
 def test_two_sources_set_search_samples_aside(tmp_path: Path) -> None:
     first, second = write_npz(tmp_path / "a.npz"), write_npz(tmp_path / "b.npz", seed=1)
     dataset = NpzDataset(calibrate={"path": str(first)}, search={"share": 0.1}, evaluate={"path": str(second)})

@@ -41,6 +41,21 @@ def test_layouts(source: str, layout: str, shape: tuple[int, ...], expected: tup
     assert values.shape == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((None, 8, 8, 3), "NHWC"),
+        ((1, None, None, 4), "NHWC"),
+        ((None, 3, 8, 8), "NCHW"),
+        ((None, 3, 8, 3), "NCHW"),
+        ((None, 8, 8, None), "NCHW"),
+        ((None, 8, 3), "NCHW"),
+    ],
+)
+def test_an_input_may_show_its_layout(shape: tuple[int | None, ...], layout: str) -> None:
+    assert Preprocess().for_input(shape).layout is Layout(layout)
+
+
 def test_auto_layout() -> None:
     uint8, float32 = np.dtype("uint8"), np.dtype("float32")
     assert SourceLayout.AUTO.resolve((2, 4, 6, 3), uint8) is SourceLayout.NHWC
