@@ -85,6 +85,9 @@ REDUCTIONS = {"ReduceMin": 18, "ReduceMax": 18, "ReduceSum": 13}
 LEFT_ALONE = frozenset({("MatMul", 1), ("Gemm", 1), ("Gather", 0)})
 """(op, port) at which a constant is read and never folded into another."""
 
+SAME = frozenset({"Identity"})
+"""Ops that give their input as it is."""
+
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import heavy_weights
-from quantpipe.graph.op_tables import LEFT_ALONE
+from quantpipe.graph.op_tables import LEFT_ALONE, SAME
 
 LEAST_BYTES = 1 << 24
 """Weights of a model below which nothing is put aside: there is nothing to gain."""
@@ -38,7 +38,7 @@ def read_directly(model: ir.Model) -> None:
     PyTorch's exporter writes such a node for each further reader of a shared weight, and onnxslim makes each a copy.
     """
     for node in list(model.graph):
-        if node.op_type != "Identity" or node.domain or node.inputs[0] is None:
+        if node.op_type not in SAME or node.domain or node.inputs[0] is None:
             continue
         source, result = node.inputs[0], node.outputs[0]
         if source.is_initializer() and not source.is_graph_input() and not result.is_graph_output():
