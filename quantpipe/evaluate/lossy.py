@@ -18,6 +18,7 @@ from typing import Any
 from quantpipe.evaluate.nearness import below
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import macs
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     Kernel,
     LayerRow,
@@ -96,10 +97,14 @@ class Losses:
     def remedies(self, losses: Sequence[Loss]) -> list[str]:
         """Return overrides that could help, as they are written on the command line."""
         nodes: dict[str, None] = {}
+        products = {k.node for k in self.topology.kernels if k.weight is not None}
         for loss in losses:
-            nodes |= dict.fromkeys(self._made_by(loss.tensor))
-            nodes |= dict.fromkeys(self._read_by(loss.tensor) if loss.own else ())
-            nodes |= {n: None for t in loss.of for n in self._made_by(t)}
+            more = dict.fromkeys(self._made_by(loss.tensor))
+            more |= dict.fromkeys(self._read_by(loss.tensor) if loss.own else ())
+            more |= {n: None for t in loss.of for n in self._rounded_by(t)}
+            if nodes and products <= {*nodes, *more}:
+                break  # a model in float altogether is no remedy
+            nodes |= more
         concerned = [self.graph.by_name[name] for name in list(nodes)[:MOST_NODES]]
         # Nobody wants all convolutions in float.
         ops = dict.fromkeys(node.op for node in concerned if not macs(node, self.graph))
@@ -175,6 +180,21 @@ class Losses:
 
     def _made_by(self, tensor: str) -> list[str]:
         return [self._kernels[tensor].node] if tensor in self._kernels else []
+
+    def _rounded_by(self, tensor: str) -> list[str]:
+        """Return the kernels whose rounding a tensor has, back to those with weights; moves round nothing."""
+        found: dict[str, None] = {}
+        pending = [tensor]
+        for one in pending:
+            kernel = self._kernels.get(one)
+            if kernel is None or kernel.node in found:
+                continue
+            if OP_RULES[kernel.op].family is not Family.MOVE:
+                found[kernel.node] = None
+            pending += (
+                [] if kernel.weight is not None else [o.tensor for o in kernel.operands if o.tensor not in pending]
+            )
+        return list(found)
 
     def _read_by(self, tensor: str) -> list[str]:
         read = self.graph.consumers.get(tensor, ())

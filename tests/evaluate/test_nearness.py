@@ -88,6 +88,24 @@ def test_a_kernel_that_loses_more_than_its_own_integers_names_what_it_reads() ->
     assert found.remedies([worst])[1] == "annotate.float_nodes=[lift,first]"
 
 
+def test_moves_round_nothing_and_what_computed_their_values_is_named() -> None:
+    """As in front of an ArgMin: the rounding is that of the layers behind the move, back to their weights."""
+    net = Net()
+    a = net.node("LeakyRelu", net.dense(net.input(None, 6), 6, 6, name="first"), name="leaky", alpha=0.1)
+    moved = net.node("Unsqueeze", a, net.constant(np.array([1])), name="move")
+    chosen = net.node("ArgMin", net.node("Abs", moved, name="abs"), axis=2, keepdims=0, name="choice")
+    picked = net.node("Gather", net.floats(6, 4), chosen, name="pick", axis=0)
+    net.output(net.node("MatMul", picked, net.floats(4, 3), name="last"))
+    made = line(net, "ort_cpu")
+    table = [entry("move_out", 45.0, 1e-5), entry("pick_out", 5.0, 1e-5)]
+    found = Losses(made.graph, made.topology, {}, table)
+    worst, *others = found.of("last_out", 4.0)
+    assert (worst.tensor, worst.of) == ("pick_out", ("move_out",))
+    wanted = ["annotate.float_ops=[LeakyRelu]", "annotate.float_nodes=[leaky,first]"]
+    assert found.remedies([worst]) == wanted
+    assert others and found.remedies([worst, *others]) == wanted, "all in float is no remedy"
+
+
 def test_a_loss_behind_the_last_stored_tensor_is_the_outputs_own() -> None:
     found = losses(first_out={"sqnr": 40.0, "rounding": 1e-4}, clamp_out={"sqnr": None, "rounding": 0.0})
     assert found.of("last_out", 2.0)[0].tensor == "last_out"
