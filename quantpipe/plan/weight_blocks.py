@@ -17,7 +17,7 @@ from quantpipe.arrays import Floats
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.types import BlockGrid, Blocks, DType, PowerOfTwo, Symmetry, TensorSchema, WeightTensor
 
-IN_CACHE = 1 << 18
+IN_CACHE = 1 << 16
 """Elements of a weight whose blocks are searched at a time."""
 FITS = 2
 """Fits of a float scale to the codes: further ones change little."""
@@ -91,7 +91,9 @@ def fitted(
     `rows`: the real weights, `[C, I, T]`. `scale`: the scales, `[C]` or `[1]`. `importance`: what the square of an
     error counts, `[1 or C, I, T]`; None: all the same.
     """
-    low, high = _ranges(rows, grid.size)
+    lanes, counts = (None if v is None else _lanes(v, grid.size) for v in (rows, importance))
+    assert lanes is not None  # noqa: S101  (narrows the type)
+    low, high = _ranges(lanes)
     affine = schema.symmetry is Symmetry.ASYMMETRIC
     needed = (high - low) / (grid.high - grid.low) if affine else np.maximum(-low, high) / grid.high
     step = np.broadcast_to(scale.astype(np.float64)[:, np.newaxis], needed.shape)
@@ -103,7 +105,7 @@ def fitted(
         at = np.zeros(needed.shape)
         if affine:
             at = intmath.nearest_step(grid.low - low / (step * tried), grid.low, grid.high)
-        error = _errors(rows, step * tried, at, grid, importance=importance)
+        error = _errors(lanes, step * tried, at, grid, importance=counts)
         better = error < best
         best[better] = error[better]
         multiplier[better], zero[better] = tried[better].astype(np.int64), at[better].astype(np.int64)
@@ -162,7 +164,8 @@ def _scales_of(
     importance: Floats | None,
 ) -> tuple[NDArray[np.float32], BlockGrid]:
     """Return the scales and the grid of channels that are worked on together."""
-    low, high = _ranges(rows, size)
+    lanes, counts = _lanes(rows, size), None if importance is None else _lanes(importance, size)
+    low, high = _ranges(lanes)
     least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
     low, high = np.maximum(low, least), np.minimum(high, greatest)
     if schema.symmetry is not Symmetry.ASYMMETRIC:
@@ -176,13 +179,13 @@ def _scales_of(
         tried, at, qmin, qmax = intmath.scales_zero_points(lows, highs, bits, dtype, schema=schema)
         tried, at = tried.reshape(low.shape), at.reshape(low.shape)
         grid = replace(grid, low=qmin, high=qmax)
-        error = _errors(rows, tried.astype(np.float64), at.astype(np.float64), grid, importance=importance)
+        error = _errors(lanes, tried, at, grid, importance=counts)
         better = error < best
         best[better], scale[better], zero[better] = error[better], tried[better], at[better]
     grid = replace(grid, zero_point=zero)
     for _ in range(FITS if schema.power_of_two is PowerOfTwo.NONE else 0):
-        tried = _least_squares(rows, scale, grid, importance=importance)
-        error = _errors(rows, tried.astype(np.float64), zero.astype(np.float64), grid, importance=importance)
+        tried = _least_squares(lanes, scale, grid, importance=counts)
+        error = _errors(lanes, tried, zero, grid, importance=counts)
         better = error < best
         best[better], scale[better] = error[better], tried[better]
     return scale, grid
@@ -219,8 +222,10 @@ def real_weight(weight: WeightTensor, channel_axis: int) -> NDArray[np.float32]:
     """Return the real values of a weight whose blocks have float scales, as DequantizeLinear gives them."""
     grid, rows = weight.block, rows_of(weight.values, channel_axis)
     assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
-    scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (weight.scale, grid.zero_point))
-    real = (rows.astype(np.int64) - zero).astype(np.float32) * scale
+    scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (weight.scale, grid.zero_point.astype(np.float32)))
+    real = rows.astype(np.float32)  # codes and zero points of few bits are exact
+    real -= zero
+    real *= scale
     return as_weight(real, weight.values.shape, channel_axis)
 
 
@@ -231,40 +236,55 @@ def codes(values: NDArray[Any], grid: BlockGrid) -> NDArray[np.int64]:
     return np.asarray(values.astype(np.int64) // multiplier + zero)
 
 
-def _ranges(rows: NDArray[Any], size: int) -> tuple[Floats, Floats]:
+def _lanes(rows: NDArray[Any], size: int) -> NDArray[np.float32]:
+    """Return `[C, I, T]` as `[size · T, C, B]`, zeros after the last input channel.
+
+    Blocks lie side by side then, so that what is done to all of them runs along memory.
+    """
+    channels, inputs, taps = rows.shape
+    count = -(-inputs // size)
+    whole = np.zeros((channels, count * size, taps), np.float32)
+    whole[:, :inputs] = rows
+    blocks = whole.reshape(channels, count, size * taps)
+    return np.ascontiguousarray(blocks.transpose(2, 0, 1))
+
+
+def _ranges(lanes: NDArray[np.float32]) -> tuple[Floats, Floats]:
     """The minimum and maximum value of each block, `[C, B]` each, zero within."""
-    starts = np.arange(0, rows.shape[1], size)
-    low = np.minimum(np.minimum.reduceat(rows.min(axis=2), starts, axis=1), 0.0).astype(np.float64)
-    return low, np.maximum(np.maximum.reduceat(rows.max(axis=2), starts, axis=1), 0.0).astype(np.float64)
+    low, high = np.minimum(lanes.min(axis=0), 0.0), np.maximum(lanes.max(axis=0), 0.0)
+    return low.astype(np.float64), high.astype(np.float64)
 
 
 def _least_squares(
-    rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid, *, importance: Floats | None
+    lanes: NDArray[np.float32],
+    scale: NDArray[np.float32],
+    grid: BlockGrid,
+    *,
+    importance: NDArray[np.float32] | None,
 ) -> NDArray[np.float32]:
     """The scales `[C, B]` of smallest squared error for the codes that other scales give."""
-    inputs, starts = rows.shape[1], np.arange(0, rows.shape[1], grid.size)
-    zero = spread(grid.zero_point, grid.size, inputs).astype(np.float32)
-    steps = intmath.nearest_step(rows / spread(scale, grid.size, inputs), grid.low - zero, grid.high - zero)
+    zero = grid.zero_point.astype(np.float32)
+    steps = intmath.nearest_step(lanes / scale, grid.low - zero, grid.high - zero)
     weighed = steps if importance is None else steps * importance
-    products, squares = (
-        np.add.reduceat((weighed * other).sum(axis=2, dtype=np.float64), starts, axis=1) for other in (rows, steps)
-    )
+    products, squares = ((weighed * other).sum(axis=0, dtype=np.float64) for other in (lanes, steps))
     fitted_scale = products / np.where(squares > 0, squares, 1.0)
     return np.where(fitted_scale > intmath.SMALLEST_SCALE, fitted_scale, scale).astype(np.float32)
 
 
-def _errors(rows: NDArray[Any], step: Floats, zero: Floats, grid: BlockGrid, *, importance: Floats | None) -> Floats:
+def _errors(
+    lanes: NDArray[np.float32],
+    step: NDArray[Any],
+    zero: NDArray[Any],
+    grid: BlockGrid,
+    *,
+    importance: NDArray[np.float32] | None,
+) -> Floats:
     """Sum over each block of (w - s·(code - z))², `[C, B]`."""
-    inputs, real = rows.shape[1], rows.astype(np.float32, copy=False)
-    if inputs % grid.size:
-        s, z = (spread(v, grid.size, inputs).astype(np.float32) for v in (step, zero))
-    else:  # numbers of a block meet its elements without copies
-        real = real.reshape(len(rows), -1, grid.size * rows.shape[2])
-        s, z = (v.astype(np.float32)[:, :, np.newaxis] for v in (step, zero))
-    steps = real / s
+    s, z = step.astype(np.float32, copy=False), zero.astype(np.float32)
+    steps = lanes / s
     lost = np.subtract(steps, intmath.nearest_step(steps, grid.low - z, grid.high - z), out=steps)
     lost *= s
-    squares = np.square(lost, out=lost).reshape(rows.shape)
+    squares = np.square(lost, out=lost)
     if importance is not None:
-        squares = squares * importance
-    return np.asarray(np.add.reduceat(squares.sum(axis=2, dtype=np.float64), np.arange(0, inputs, grid.size), axis=1))
+        squares *= importance
+    return np.asarray(squares.sum(axis=0, dtype=np.float64))

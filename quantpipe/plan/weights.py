@@ -52,8 +52,10 @@ def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
 
 def choose_real_weight(builder: PlanBuilder, tensor: str) -> None:
     """Choose the integers of a weight of a node in float; accuracy recovery may give others."""
-    weight = builder.make_weight(tensor, builder.strategy.bits[tensor], builder.strategy.weights[tensor])
-    builder.weights[tensor] = builder.overrides.weights.get(tensor, weight)
+    given = builder.overrides.weights.get(tensor)
+    if given is None:  # a search of blocks takes seconds
+        given = builder.make_weight(tensor, builder.strategy.bits[tensor], builder.strategy.weights[tensor])
+    builder.weights[tensor] = given
 
 
 def choose_dynamic_weight(builder: PlanBuilder, kernel: Kernel) -> None:
