@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from quantpipe.arrays import Array, Floats
 from quantpipe.plan.weight_blocks import as_weight, fitted, rows_of, spread, steps_of, with_scales
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, row_errors
-from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, damped, mean_output, parts, regression, unit_of
+from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, mean_output, parts, prepared, unit_of
 from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.recover.reconstruct.threads import in_threads
 from quantpipe.types import BlockGrid, TensorSchema, WeightTensor
 
 
@@ -63,9 +64,10 @@ def solve_blocks(
     assert start.block is not None  # noqa: S101  (chosen so by the caller; narrows the type)
     unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
-    target = regression(weight, about, options.ridge * unit) if options.propagate else weight
+    target, rounded = prepared(weight, about, unit, options)
     scale, grid, inputs = start.scale, start.block, layout.shape[1 - layout.channel_axis]
     importance = layout.rows(np.broadcast_to(np.einsum("gkk->gk", about.hessian)[:, None], weight.shape))
+    importance = importance[:1] if len(weight) == 1 else importance  # of one group, all channels have the same
     rows = layout.rows(target)
     if not start.has_real_blocks:
         scale = np.maximum(np.atleast_1d(scale), floor if scale.ndim else floor.max()).astype(np.float32)
@@ -79,11 +81,11 @@ def solve_blocks(
     multiplier, zero = (layout.columns(spread(v, grid.size, inputs)) for v in (grid.multiplier, grid.zero_point))
     steps = layout.columns(steps_of(scale, grid, inputs))
     low, high = grid.low - zero.astype(np.float64), grid.high - zero.astype(np.float64)
-    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit), None)
     plain = ROUNDINGS["nearest"](about.hessian, None)
     integers, shift = np.empty(weight.shape), mean_output(weight, moments, options).copy()
     before, after = np.empty(weight.shape[:2]), np.empty(weight.shape[:2])
-    for part in parts(weight.shape):
+
+    def round_rows(part: slice) -> None:
         bounds, own = (low[:, part], high[:, part]), steps[None, :, part]
         found, _ = rounded(target[:, part], own, bounds)
         real = found[0] * own[0]
@@ -91,6 +93,8 @@ def solve_blocks(
         shift[:, part] -= np.einsum("gok,gk->go", real, moments.mean)
         after[:, part] = row_errors(real - target[:, part], about.hessian)
         before[:, part] = plain(weight[:, part], own, bounds)[1][0]
+
+    in_threads(round_rows, parts(weight.shape))
     shift = shift if options.correct_bias else np.zeros_like(shift)
     whole = scale if start.has_real_blocks else np.broadcast_to(scale, weight.shape[0] * weight.shape[1])
     shown = whole if start.has_real_blocks else whole.reshape(weight.shape[:2])

@@ -18,11 +18,15 @@ from quantpipe import intmath
 from quantpipe.arrays import Floats
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound, Rounding, row_errors
 from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.recover.reconstruct.threads import in_threads
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
 AROUND = (0.9, 1.0, 1.1)
-TOGETHER = 1 << 22
-"""Weights that are looked at together, times the scales that they are rounded at: 32 MiB for each array of them."""
+TOGETHER = 1 << 20
+"""Weights that are looked at together, times the scales that they are rounded at: 8 MiB for each array of them."""
+
+WIDE = 1024
+"""Columns from which a factorization takes longer than the start of a thread."""
 
 FEW_BITS = 6
 """With more of them no neighbour of a scale was better (efficientnet_lite0, resnet20, 8 bits), and the error of a
@@ -118,23 +122,25 @@ def solve(
     """
     unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
-    target = regression(weight, about, options.ridge * unit) if options.propagate else weight
+    target, rounded = prepared(weight, about, unit, options, grid.pairs)
     grid = grid.spread(start.shape)
     low, high = bounds = grid.bounds
     found = _candidates(target, about.hessian, start, grid) if options.scale_search else [start]
     scales = np.stack([_at_least(s, floor, grid.schema) for s in found])
-    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit), grid.pairs)
     integers, best = _best(target, scales.astype(np.float64), bounds, rounded, per_channel=grid.per_channel)
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
     shift = mean_output(weight, moments, options).copy()
     before, after = np.empty(start.shape), np.empty(start.shape)
     plain = ROUNDINGS["nearest"](about.hessian, grid.pairs)
-    for rows in parts(weight.shape):
+
+    def weigh(rows: slice) -> None:
         real = integers[:, rows] * scale[:, rows, None].astype(np.float64)
         shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
         after[:, rows] = row_errors(real - target[:, rows], about.hessian)
         _, errors = plain(weight[:, rows], start[None, :, rows].astype(np.float64), (low[:, rows], high[:, rows]))
         before[:, rows] = errors[0]
+
+    in_threads(weigh, parts(weight.shape))
     return Solved(
         integers,
         scale,
@@ -151,12 +157,15 @@ def _best(
 
     The scale is chosen for each channel, or for the tensor.
     """
-    integers, errors = [], np.empty(scales.shape)
-    for rows in parts(target.shape, len(scales)):
+    errors = np.empty(scales.shape)
+
+    def round_rows(rows: slice) -> NDArray[Any]:
         found, errors[:, :, rows] = rounded(
             target[:, rows], scales[:, :, rows], (bounds[0][:, rows], bounds[1][:, rows])
         )
-        integers.append(_at(found, errors[:, :, rows].argmin(axis=0)) if per_channel else found.astype(np.int32))
+        return _at(found, errors[:, :, rows].argmin(axis=0)) if per_channel else found.astype(np.int32)
+
+    integers = in_threads(round_rows, parts(target.shape, len(scales)))
     if per_channel:
         return np.concatenate(integers, axis=1), errors.argmin(axis=0)
     best = errors.sum(axis=(1, 2)).argmin()
@@ -173,6 +182,26 @@ def parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
     groups, outs, width = shape
     step = max(1, TOGETHER // max(1, scales * groups * width))
     return (slice(first, min(first + step, outs)) for first in range(0, outs, step))
+
+
+def prepared(
+    weight: Floats, moments: Moments, unit: Floats, options: LayerOptions, pairs: PairBound | None = None
+) -> tuple[Floats, Rounding]:
+    """Return the weights that a layer is rounded from, and the rounding; both follow from its moments.
+
+    `weight`: the float weights, `[G, O, K]`. `unit`: what `ridge` and `damping` are shares of, `[G]`.
+    """
+
+    def aim() -> Any:
+        return regression(weight, moments, options.ridge * unit) if options.propagate else weight
+
+    def factorize() -> Any:
+        return ROUNDINGS[options.rounding](damped(moments.hessian, options.damping * unit), pairs)
+
+    if weight.shape[2] < WIDE:
+        return aim(), factorize()
+    target, rounded = in_threads(lambda job: job(), (aim, factorize))
+    return target, rounded
 
 
 def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:

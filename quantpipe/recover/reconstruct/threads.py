@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 from quantpipe.graph.execute import available_cores
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @contextmanager
@@ -19,3 +23,12 @@ def one_thread_each() -> Iterator[ThreadPoolExecutor]:
 
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
         yield pool
+
+
+def in_threads(call: Callable[[Given], Made], items: Iterable[Given]) -> list[Made]:
+    """Return what `call` gives for each item, made side by side where there are several."""
+    listed = list(items)
+    if len(listed) < 2:
+        return [call(item) for item in listed]
+    with one_thread_each() as pool:
+        return list(pool.map(call, listed))
