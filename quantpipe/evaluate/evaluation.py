@@ -36,6 +36,7 @@ from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import checked_reference, first_samples, rows_of
 from quantpipe.metrics.sample_figures import CountedAnswers
+from quantpipe.oprules.cache_paths import caches_of
 from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
@@ -198,8 +199,13 @@ def _of_outputs(
     outputs, _ = run("realized model", session, few, names=tuple(dict.fromkeys((names[0], *boxes))))
     found = outputs[names[0]]
     alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
-    free, steps = free_running(session, few, same), steps_and_prefill(session, few)
-    if steps is not None and (counted := kernels_in_steps(graph, topology, model.realized, few)) is not None:
+    free = free_running(session, few, same)
+    steps = steps_and_prefill(session, few, caches=bool(caches_of(graph)))
+    if (
+        steps is not None
+        and "reason" not in steps
+        and (counted := kernels_in_steps(graph, topology, model.realized, few)) is not None
+    ):
         steps["kernels"] = counted
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
     figures = _every_output(graph, session, few, course=course, watched=watched) or [

@@ -15,7 +15,7 @@ from quantpipe.arrays import Array
 from quantpipe.data.recurrent_state import StatefulSamples
 from quantpipe.data.subset import underlying
 from quantpipe.errors import ModelError
-from quantpipe.evaluate.in_steps import STEPS, joined_feeds, single_steps, sizes_of
+from quantpipe.evaluate.in_steps import STEPS, added_to, joined_feeds, places_of, single_steps, sizes_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.stored_ports import stored_ports
@@ -41,7 +41,7 @@ def kernels_in_steps(
     stored = {k.output: k.node for k in topology.kernels if k.form is Form.QUANTIZED and k.output in realized.integers}
     names = {t: realized.integers[t] for t in stored if realized.integers[t] not in ports}
     session = Session(expose(realized.model, list(dict.fromkeys(names.values()))), where="realized model, in steps")
-    steps = list(islice(carried.first_sequence(session.run), most))
+    steps = added_to(list(islice(carried.first_sequence(session.run), most)), carried.state)
     if len(steps) > 1:  # steps of one token are the strictest
         steps = single_steps(steps, carried, session.run) or steps
     feeds = joined_feeds(steps, carried.state) if len(steps) > 1 else None
@@ -51,7 +51,8 @@ def kernels_in_steps(
         whole = session.run(feeds)
     except ModelError:  # its axis of tokens is fixed
         return None
-    sizes = [sizes_of(step, carried.state) for step in steps]
+    sizes = sizes_of(steps, carried.state)
+    places = places_of(steps[0], carried.state)
     equal, differing, unmatched = 0, [], 0
     for tensor, node in stored.items():
         name = names.get(tensor, tensor)
@@ -60,7 +61,7 @@ def kernels_in_steps(
         known = [row for row in rows if row is not None]
         if len(known) < len(made):
             unmatched += 1
-        elif all(np.array_equal(row, array) for row, array in zip(known, made, strict=True)):
+        elif all(_equal(row, step, sum(size), places) for row, step, size in zip(known, made, sizes, strict=True)):
             equal += 1
         else:
             differing.append(node)
@@ -89,3 +90,9 @@ def _rows(whole: Array, step: Array, sizes: Sequence[tuple[int, int]], place: in
         else:
             return None
     return whole[tuple(parts)]
+
+
+def _equal(row: Array, step: Array, end: int, places: int) -> bool:
+    """Return whether arrays are equal; along a cache of so many `places`, up to the one that the step has reached."""
+    seen = tuple(slice(end if places and size == places else None) for size in step.shape)
+    return np.array_equal(row[seen], step[seen])

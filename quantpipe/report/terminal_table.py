@@ -82,7 +82,9 @@ def _models(report: RunReport) -> Table:
         _add(table, f"  output {row['output']}", "", "", text.nearness(row))
     if free := _part(report, "free_running"):
         _add(table, "KL divergence, its own states carried", "", "", text.number(free.get("kl")))
-    if steps := _part(report, "steps"):
+    if (steps := _part(report, "steps")) and "reason" in steps:
+        _add(table, "steps with the cache", "", "", f"not compared: {steps['reason']}")
+    elif steps:
         named = (("", steps), (" of one token", steps.get("one_token")))
         for kind, part in ((kind, part) for kind, part in named if part is not None):
             elements = sum(row["elements"] for row in part["outputs"])

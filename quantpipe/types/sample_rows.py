@@ -135,13 +135,15 @@ class KernelStepsPart(TypedDict):
 class StepsPart(TypedDict):
     """The comparison of the first steps of a sequence with one run over the same tokens.
 
-    `one_token`: the same tokens once more, one in each step, where samples have several.
+    `one_token`: the same tokens once more, one in each step, where samples have several. `reason`: why nothing was
+    compared; the numbers are 0 then.
     """
 
     steps: int
     differing: int
     outputs: list[StepsRow]
     one_token: NotRequired[StepsPart]
+    reason: NotRequired[str]
     kernels: NotRequired[KernelStepsPart]
 
 

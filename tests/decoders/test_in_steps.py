@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quantpipe.data import NpzDataset
 from quantpipe.data.recurrent_state import SampleStep, StatefulSamples, carry
 from quantpipe.data.subset import First
-from quantpipe.evaluate.in_steps import joined_feeds, steps_and_prefill, steps_warning
+from quantpipe.evaluate.in_steps import FIXED, SHIFTED, joined_feeds, steps_and_prefill, steps_warning
 from quantpipe.graph.execute import Session
 from quantpipe.types import StepsPart, TensorInfo
 
@@ -23,12 +23,19 @@ SCALE = np.float32(0.5)
 
 
 def decoder(
-    *, past_scale: float = 0.5, shift: bool = False, tokens: str | int = "S", alone: bool = False
+    *,
+    past_scale: float = 0.5,
+    shift: bool = False,
+    tokens: str | int = "S",
+    alone: bool = False,
+    length: int = 0,
+    ring: bool = False,
 ) -> onnx.ModelProto:
     """Return an attention without a Softmax: integers times each other, and a cache in int8 of one scale.
 
     `past_scale` quantizes the cache that comes in; `shift` counts the positions of steps one too high; `tokens` is the
-    size of the axis of tokens; `alone` doubles the result of a run over one token.
+    size of the axis of tokens; `alone` doubles the result of a run over one token. With a `length` the cache has so
+    many places, of which a run writes those of its tokens; with `ring` it forgets its oldest ones instead.
     """
     rng = np.random.default_rng(0)
     held = {n: (rng.integers(-8, 8, (WORDS, WIDTH)) * SCALE).astype(np.float32) for n in ("q", "key", "value")}
@@ -41,11 +48,24 @@ def decoder(
             put("Gather", [name, "input_ids"], [f"{name}.row"]),
             put("QuantizeLinear", [f"{name}.row", "half", "nothing"], [f"{name}.new"]),
             put("QuantizeLinear", [f"past.{name}", "past", "nothing"], [f"{name}.old"]),
-            put("Concat", [f"{name}.old", f"{name}.new"], [f"{name}.all"], axis=1),
+            *_stored(name, length and not ring),
             put("DequantizeLinear", [f"{name}.all", "half", "nothing"], [f"present.{name}"]),
         ]
+        if ring:
+            held |= {"minus": np.int64([-length]), "far": np.int64([1 << 30]), "places": np.int64([1])}
+            nodes[-1].input[0] = f"{name}.last"
+            nodes.insert(-1, put("Slice", [f"{name}.all", "minus", "far", "places"], [f"{name}.last"]))
     places = "position_ids"
-    if shift:
+    if shift and length:
+        nodes += [
+            put("Shape", ["input_ids"], ["ids.size"]),
+            put("Gather", ["ids.size", "one"], ["ids.tokens"]),
+            put("Equal", ["ids.tokens", "one"], ["is.single"]),
+            put("Cast", ["is.single"], ["added"], to=TensorProto.INT64),
+            put("Sub", ["position_ids", "added"], ["places.own"]),
+        ]
+        places = "places.own"
+    elif shift:
         nodes += [
             put("Shape", ["past.key"], ["past.axes"]),
             put("Gather", ["past.axes", "one"], ["before"]),
@@ -73,11 +93,24 @@ def decoder(
             put("Where", ["single", "y.twice", "y.own"], ["y"]),
         ]
     ids = [helper.make_tensor_value_info(n, TensorProto.INT64, ["N", tokens]) for n in ("input_ids", "position_ids")]
-    caches = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", "P", WIDTH]) for n in STATE.values()]
+    caches = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", length or "P", WIDTH]) for n in STATE.values()]
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", *STATE)]
     constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in held.items()]
     graph = helper.make_graph(nodes, "exact", [*ids, *caches], outs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _stored(name: str, fixed: bool) -> list[onnx.NodeProto]:
+    """Return nodes that put new rows into a cache: behind the others, or at their places."""
+    put, old, new, every = helper.make_node, f"{name}.old", f"{name}.new", f"{name}.all"
+    if not fixed:
+        return [put("Concat", [old, new], [every], axis=1)]
+    return [
+        put("Unsqueeze", ["position_ids", "last"], [f"{name}.place"]),
+        put("Shape", [new], [f"{name}.shape"]),
+        put("Expand", [f"{name}.place", f"{name}.shape"], [f"{name}.places"]),
+        put("ScatterElements", [old, f"{name}.places", new], [every], axis=1),
+    ]
 
 
 @pytest.fixture
@@ -88,15 +121,22 @@ def found(tmp_path: Any) -> Any:
     inputs = [TensorInfo(n, (None, None), "int64") for n in ("input_ids", "position_ids")]
     inputs += [TensorInfo(n, (None, None, WIDTH), "float32") for n in STATE.values()]
 
-    def compare(model: onnx.ModelProto, state: dict[str, str], piece: int = 1) -> StepsPart | None:
+    def compare(
+        model: onnx.ModelProto, state: dict[str, str], piece: int = 1, *, length: int | None = None
+    ) -> StepsPart | None:
         arrays = {"input_ids": tokens.reshape(-1, piece), "position_ids": places.reshape(-1, piece)}
+        ports = [
+            t if t.name not in STATE.values() else TensorInfo(t.name, (None, length, WIDTH), "float32") for t in inputs
+        ]
         np.savez(tmp_path / "d.npz", **arrays, turn=np.repeat(np.arange(6), LENGTH // piece))
         session = Session(ir.from_proto(model))
         data = NpzDataset(path=str(tmp_path / "d.npz"), state=state, keys={"sequence": "turn"})
-        splits = carry(data.splits(inputs, None, 0), inputs, session.run)
+        splits = carry(data.splits(ports, None, 0), ports, session.run)
         assert isinstance(splits.evaluate, StatefulSamples)
-        found = steps_and_prefill(session, splits.evaluate)
-        assert steps_and_prefill(session, First(First(splits.evaluate, 11), 10)) == found, "also of a part of a part"
+        found = steps_and_prefill(session, splits.evaluate, caches=True)
+        assert steps_and_prefill(session, First(First(splits.evaluate, 11), 10), caches=True) == found, (
+            "also of a part of a part"
+        )
         return found
 
     return compare
@@ -121,7 +161,20 @@ def test_samples_of_several_tokens_are_compared_token_by_token_too(found: Any) -
 
 
 def test_a_decoder_of_single_tokens_has_no_prefill(found: Any) -> None:
-    assert found(decoder(tokens=1), STATE) is None
+    assert found(decoder(tokens=1), STATE) == {"steps": 0, "differing": 0, "outputs": [], "reason": FIXED}
+
+
+@pytest.mark.parametrize("piece", [1, 4])
+def test_steps_with_a_cache_of_fixed_length_are_its_prefill(found: Any, piece: int) -> None:
+    part = found(decoder(length=20), STATE, piece, length=20)
+    assert part["steps"] == (8 if piece == 1 else 3) and part["differing"] == 0
+    sizes = {row["output"]: row["elements"] for row in part["outputs"]}
+    assert sizes == {"y": WIDTH * (8 if piece == 1 else 12)} | dict.fromkeys(STATE, 20 * WIDTH)
+    assert piece == 1 or (part["one_token"]["steps"] == LENGTH and part["one_token"]["differing"] == 0)
+
+
+def test_a_ring_that_is_shifted_has_no_prefill(found: Any) -> None:
+    assert found(decoder(length=5, ring=True), STATE, length=5)["reason"] == SHIFTED
 
 
 SWAPPED = {"present.key": "past.value", "present.value": "past.key"}
@@ -130,14 +183,17 @@ SWAPPED = {"present.key": "past.value", "present.value": "past.key"}
 @pytest.mark.parametrize(
     ("model", "state", "output"),
     [
-        (decoder(shift=True), STATE, "y"),
-        (decoder(past_scale=0.25), STATE, "present.key"),
-        (decoder(), SWAPPED, "present.value"),
+        ({"shift": True}, STATE, "y"),
+        ({"past_scale": 0.25}, STATE, "present.key"),
+        ({}, SWAPPED, "present.value"),
     ],
     ids=["position off by one", "scale of the cache changed", "K and V swapped"],
 )
-def test_planted_faults_are_found(model: onnx.ModelProto, state: dict[str, str], output: str, found: Any) -> None:
-    part = found(model, state)
+@pytest.mark.parametrize("length", [None, 20])
+def test_planted_faults_are_found(
+    model: dict[str, Any], state: dict[str, str], output: str, length: int | None, found: Any
+) -> None:
+    part = found(decoder(**model, length=length or 0), state, length=length)
     assert {row["output"]: row["differing"] for row in part["outputs"]}[output] > 0
     warning = steps_warning(part)
     assert warning is not None and warning.startswith("8 steps with the cache differ") and output in warning
