@@ -73,10 +73,14 @@ def text_header(header: Mapping[str, Any], comment: str) -> str:
     return "".join(lines)
 
 
+LARGE = 1 << 27
+"""Bytes of arrays from which a file is never compressed."""
+
+
 def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin, *, compressed: bool = True) -> bytes:
     """Return an npz file with an `__origin__` string entry, sealed.
 
-    Equal arrays give equal bytes. Floats hardly get smaller, at 30 MB a second: compress what is kept.
+    Equal arrays give equal bytes. Floats hardly get smaller, at 30 MB a second: compress what is kept, below `LARGE`.
 
     Entries are written one by one, because `np.savez` takes names as keyword arguments and so rejects a tensor named
     `file`.
@@ -85,7 +89,8 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin, *,
         raise ValueError(f"{path}: the entry '{NPZ_ORIGIN}' is taken by the artifact's origin")
     header = np.array(json.dumps(origin.header(digest_arrays(arrays)), sort_keys=True))
     buffer = io.BytesIO()
-    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    small = sum(np.asanyarray(array).nbytes for array in arrays.values()) < LARGE
+    kind = zipfile.ZIP_DEFLATED if compressed and small else zipfile.ZIP_STORED
     with zipfile.ZipFile(buffer, "w", kind, compresslevel=1) as archive:
         for name, array in {NPZ_ORIGIN: header, **arrays}.items():
             entry = zipfile.ZipInfo(f"{name}.npy")

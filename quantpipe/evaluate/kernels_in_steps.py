@@ -6,7 +6,7 @@ all tokens, and keys with the keys that the step had. Nodes whose numbers depend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 import numpy as np
@@ -38,7 +38,12 @@ def kernels_in_steps(
     if not isinstance(carried, StatefulSamples):
         return None
     ports = {name for port in stored_ports(realized.model) for name in (port.input, port.output)}
-    stored = {k.output: k.node for k in topology.kernels if k.form is Form.QUANTIZED and k.output in realized.integers}
+    fresh = _of_tokens(graph, carried.state.values())
+    stored = {
+        k.output: k.node
+        for k in topology.kernels
+        if k.form is Form.QUANTIZED and k.output in realized.integers and k.output in fresh
+    }
     names = {t: realized.integers[t] for t in stored if realized.integers[t] not in ports}
     session = Session(expose(realized.model, list(dict.fromkeys(names.values()))), where="realized model, in steps")
     steps = added_to(list(islice(carried.first_sequence(session.run), most)), carried.state)
@@ -90,6 +95,15 @@ def _rows(whole: Array, step: Array, sizes: Sequence[tuple[int, int]], place: in
         else:
             return None
     return whole[tuple(parts)]
+
+
+def _of_tokens(graph: Graph, caches: Collection[str]) -> set[str]:
+    """Return the tensors that follow from more than caches: a run over all tokens reads another past."""
+    found = {i.name for i in graph.inputs} - set(caches)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def _equal(row: Array, step: Array, end: int, places: int) -> bool:

@@ -222,7 +222,12 @@ def real_weight(weight: WeightTensor, channel_axis: int) -> NDArray[np.float32]:
     """Return the real values of a weight whose blocks have float scales, as DequantizeLinear gives them."""
     grid, rows = weight.block, rows_of(weight.values, channel_axis)
     assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
-    scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (weight.scale, grid.zero_point.astype(np.float32)))
+    scale, zero = weight.scale, grid.zero_point.astype(np.float32)
+    # Numbers of blocks lie in memory as the weight does: other orders take several times as long.
+    if channel_axis:
+        scale, zero = (np.repeat(v.T.copy(), grid.size, axis=0)[: rows.shape[1]].T[..., None] for v in (scale, zero))
+    else:
+        scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (scale, zero))
     real = rows.astype(np.float32)  # codes and zero points of few bits are exact
     real -= zero
     real *= scale

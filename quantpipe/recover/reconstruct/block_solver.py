@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import Array, Floats
 from quantpipe.plan.weight_blocks import as_weight, fitted, rows_of, spread, steps_of, with_scales
-from quantpipe.recover.reconstruct.gptq import ROUNDINGS, row_errors
+from quantpipe.recover.reconstruct.gptq import ROUNDINGS, undamped
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, mean_output, parts, prepared, unit_of
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.threads import in_threads
@@ -87,11 +87,11 @@ def solve_blocks(
 
     def round_rows(part: slice) -> None:
         bounds, own = (low[:, part], high[:, part]), steps[None, :, part]
-        found, _ = rounded(target[:, part], own, bounds)
+        found, errors = rounded(target[:, part], own, bounds)
         real = found[0] * own[0]
         integers[:, part] = found[0] + zero[:, part] if start.has_real_blocks else found[0] * multiplier[:, part]
         shift[:, part] -= np.einsum("gok,gk->go", real, moments.mean)
-        after[:, part] = row_errors(real - target[:, part], about.hessian)
+        after[:, part] = undamped(errors[0], real - target[:, part], options.damping * unit)
         before[:, part] = plain(weight[:, part], own, bounds)[1][0]
 
     in_threads(round_rows, parts(weight.shape))

@@ -188,6 +188,14 @@ def row_errors(difference: Floats, hessian: Floats) -> Floats:
     return np.asarray(np.einsum("...gok,...gok->...go", difference @ hessian, difference))
 
 
+def undamped(errors: Floats, difference: Floats, damping: Floats) -> Floats:
+    """Return errors `[G, O]` by H from those by H + damping · I, without another product by H.
+
+    `difference`: d = ŵ - w, `[G, O, K]`. `damping`: one amount per group, `[G]`.
+    """
+    return np.maximum(errors - damping[:, None] * np.einsum("gok,gok->go", difference, difference), 0.0)
+
+
 def _each(values: Floats, axes: int) -> Floats:
     """Numbers of rows of weights, with an axis for the weights; single weights' numbers as they are."""
     return values if values.ndim > axes else values[..., None]

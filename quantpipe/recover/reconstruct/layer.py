@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import Floats
-from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound, Rounding, row_errors
+from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound, Rounding, undamped
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.threads import in_threads
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
@@ -127,7 +127,7 @@ def solve(
     low, high = bounds = grid.bounds
     found = _candidates(target, about.hessian, start, grid) if options.scale_search else [start]
     scales = np.stack([_at_least(s, floor, grid.schema) for s in found])
-    integers, best = _best(target, scales.astype(np.float64), bounds, rounded, per_channel=grid.per_channel)
+    integers, best, errors = _best(target, scales.astype(np.float64), bounds, rounded, per_channel=grid.per_channel)
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
     shift = mean_output(weight, moments, options).copy()
     before, after = np.empty(start.shape), np.empty(start.shape)
@@ -136,9 +136,9 @@ def solve(
     def weigh(rows: slice) -> None:
         real = integers[:, rows] * scale[:, rows, None].astype(np.float64)
         shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
-        after[:, rows] = row_errors(real - target[:, rows], about.hessian)
-        _, errors = plain(weight[:, rows], start[None, :, rows].astype(np.float64), (low[:, rows], high[:, rows]))
-        before[:, rows] = errors[0]
+        after[:, rows] = undamped(errors[:, rows], real - target[:, rows], options.damping * unit)
+        _, found = plain(weight[:, rows], start[None, :, rows].astype(np.float64), (low[:, rows], high[:, rows]))
+        before[:, rows] = found[0]
 
     in_threads(weigh, parts(weight.shape))
     return Solved(
@@ -152,8 +152,8 @@ def solve(
 
 def _best(
     target: Floats, scales: Floats, bounds: tuple[Floats, Floats], rounded: Rounding, *, per_channel: bool
-) -> tuple[Floats, NDArray[np.int64]]:
-    """Return integers at the scales of smallest error, and which of the `[S, G, O]` scales these are, `[G, O]`.
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """Return integers at the scales of smallest error, which of the `[S, G, O]` scales these are, and errors, `[G, O]`.
 
     The scale is chosen for each channel, or for the tensor.
     """
@@ -167,9 +167,10 @@ def _best(
 
     integers = in_threads(round_rows, parts(target.shape, len(scales)))
     if per_channel:
-        return np.concatenate(integers, axis=1), errors.argmin(axis=0)
+        return np.concatenate(integers, axis=1), errors.argmin(axis=0), errors.min(axis=0)
     best = errors.sum(axis=(1, 2)).argmin()
-    return np.concatenate([part[best] for part in integers], axis=1).astype(np.float64), np.full(scales.shape[1:], best)
+    whole = np.concatenate([part[best] for part in integers], axis=1).astype(np.float64)
+    return whole, np.full(scales.shape[1:], best), errors[best]
 
 
 def _at(integers: Floats, best: NDArray[np.int64]) -> Floats:
@@ -214,7 +215,14 @@ def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
         return weight  # x̂ is the float input itself
     left = moments.output.cross + ridge[:, None, None] * weight
     right = damped(moments.hessian, ridge)
-    return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
+    if weight.shape[2] < WIDE:
+        return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
+    from scipy.linalg import cho_factor, cho_solve  # half the work of numpy's; the import takes half a second
+
+    for found, matrix in zip(left, right, strict=True):
+        factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+        found[:] = cho_solve(factor, found.T, overwrite_b=True, check_finite=False).T
+    return left
 
 
 def mean_output(weight: Floats, moments: Moments, options: LayerOptions) -> Floats:
