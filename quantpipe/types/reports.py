@@ -232,12 +232,12 @@ class OptionalParts(TypedDict, total=False):
     forms: list[FormRow]
     # only if state is carried: `top1`, `kl`, `sqnr_db`, `cosine` of the realized model with its own states
     free_running: ModelMetrics
-    # only if the carried state is a cache that grows: the first `steps` of a sequence (at most 8), compared with one
+    # only if the carried state is a cache: the first `steps` of a sequence (at most 8), compared with one
     # run over the same tokens. `differing` elements in all; `outputs`: row per output with `output`, `elements`,
     # `differing`, `largest` (difference). `one_token`: the same of steps of one token (at most 48), if samples have
     # several. `kernels`: number of `equal` kernels, and names of the `differing` ones (at
     # most 8). `unmatched`: number of kernels whose axes do not show which rows a step computes. `by_samples`: nodes
-    # whose scale follows from all rows of a run
+    # whose scale follows from all rows of a run. `reason`: why nothing was compared
     steps: StepsPart
     # only on devices with `cache`: row per cache of a decoder with `input`, and `output`, `holds`, `stored`, `scale`,
     # `zero_point`; or the `reason` why its ports are floats

@@ -207,3 +207,14 @@ def test_a_past_of_another_type_than_its_keys_is_bad_input(make: Any, both: bool
     ) as told:
         loaded(proto, tmp_path)
     assert "float16" in str(told.value) and "node '0.w'" in str(told.value)
+
+
+@pytest.mark.parametrize("kinds", [("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT")])
+def test_keys_and_values_of_two_types_are_bad_input(kinds: tuple[str, str], tmp_path: Path) -> None:
+    key, value = (getattr(TensorProto, kind) for kind in kinds)
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], name="seen", q_num_heads=2, kv_num_heads=2)
+    ports = [helper.make_tensor_value_info(n, t, ["N", 4, 16]) for n, t in zip("qkv", (key, key, value), strict=True)]
+    graph = helper.make_graph([node], "g", ports, [helper.make_tensor_value_info("y", key, ["N", 4, 16])])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    with pytest.raises(ModelError, match=r"reads keys and values 'k' as \w+ and 'v' as \w+\. ONNX defines this"):
+        loaded(proto, tmp_path)

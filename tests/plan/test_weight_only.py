@@ -19,7 +19,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.session_options import REAL_ACTIVATIONS, carried
 from quantpipe.hardware.cost import bops, stored_bytes
 from quantpipe.hardware.load import load_hardware
-from quantpipe.plan import weight_blocks
+from quantpipe.plan import Overrides, Problem, weight_blocks
 from quantpipe.plan.weight_blocks import integers, with_scales
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
@@ -180,6 +180,19 @@ def test_recovery_halves_the_error_and_fits_a_file(tmp_path: Path) -> None:
     assert lost(plan) < 0.5 * lost(made.plan(4))
     assert verify_folder(write(made, plan, "matmul_nbits", tmp_path)).wrong is None
     assert made.agree(plan, "matmul_nbits").differing == 0
+
+
+def test_blocks_of_recovered_weights_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = line(net(), device())
+    plan = made.plan(4)
+
+    def searched(*_: Any, **__: Any) -> None:
+        raise AssertionError("recovery has given these weights")
+
+    monkeypatch.setattr(weight_blocks, "with_scales", searched)
+    problem = Problem(made.graph, made.topology, made.spec, made.schema)
+    again = problem.plan(made.strategy(4), Overrides(dict(plan.weights), {}))
+    assert all(again.weights[tensor] is weight for tensor, weight in plan.weights.items())
 
 
 def test_what_is_changed_in_the_file_is_found(tmp_path: Path) -> None:

@@ -306,6 +306,27 @@ def test_rows_in_parts_are_rounded_as_all_at_once(
     assert (parts.error_before, parts.error_after) == pytest.approx((whole.error_before, whole.error_after))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_wide_layer_is_solved_as_others_are(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weights(groups, 11, 20, 5)
+    found = moments(weight, 5)
+    narrow = solved(weight, found, LayerOptions())
+    monkeypatch.setattr(layer, "WIDE", 1)
+    wide = solved(weight, found, LayerOptions())
+    np.testing.assert_array_equal(wide.integers, narrow.integers)
+    np.testing.assert_array_equal(wide.scale, narrow.scale)
+    assert wide.error_after == pytest.approx(narrow.error_after)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "gptq", "coordinate_descent"])
+def test_the_error_after_rounding_is_without_the_damping(rounding: str) -> None:
+    weight = weights(2, 11, 20, 5)
+    found = moments(weight, 5)
+    made = solved(weight, found, LayerOptions(propagate=False, rounding=rounding, damping=2.0))
+    real = made.integers * made.scale[..., None].astype(np.float64)
+    assert made.error_after == pytest.approx(float(row_errors(real - weight, found.hessian).sum()))
+
+
 def test_moments_serve_again() -> None:
     weight = weights(2, 5, 12, 6)
     found = moments(weight, 6)

@@ -193,7 +193,8 @@ def undamped(errors: Floats, difference: Floats, damping: Floats) -> Floats:
 
     `difference`: d = ŵ - w, `[G, O, K]`. `damping`: one amount per group, `[G]`.
     """
-    return np.maximum(errors - damping[:, None] * np.einsum("gok,gok->go", difference, difference), 0.0)
+    added = damping[:, None] * np.einsum("gok,gok->go", difference, difference)
+    return np.asarray(np.maximum(errors - added, 0.0))
 
 
 def _each(values: Floats, axes: int) -> Floats:

@@ -141,7 +141,7 @@ def refuse_undefined(model: ir.Model, path: Path) -> None:
         op = FUSED.get((node.domain, node.op_type))
         if op is None:
             continue
-        fault = _undefined(node, op) or _past_of_wrong_type(node)
+        fault = _undefined(node, op) or _past_of_wrong_type(node) or _of_two_types(node)
         if fault:
             raise ModelError(fault, stage=STAGE, where=f"{path}, node {node.name!r}")
 
@@ -176,6 +176,18 @@ def _past_of_wrong_type(node: ir.Node) -> str:
     return (
         f"{node.op_type} reads the past {named}; legal is one type for both, that of its keys: float, float16 or "
         "bfloat16. Declare the inputs so, or put a Cast between"
+    )
+
+
+def _of_two_types(node: ir.Node) -> str:
+    """Return what is wrong with an attention whose keys and values are declared in two types."""
+    known = [v for v in node.inputs[1:3] if v is not None and v.dtype is not None]
+    if (node.domain, node.op_type) != ("", "Attention") or len({v.dtype for v in known}) <= 1:
+        return ""
+    named = " and ".join(f"{v.name!r} as {v.dtype.name.lower()}" for v in known if v.dtype is not None)
+    return (
+        f"Attention reads keys and values {named}. ONNX defines this, but onnxruntime, which runs the model here, does "
+        "not run it; legal is one type for both. Put a Cast before one of them"
     )
 
 
