@@ -8,7 +8,7 @@ numbers joined with scores that another op makes, or an output of boxes and an o
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantpipe.errors import ConfigError, nearest
@@ -63,16 +63,19 @@ class DetectionOptions:
             )
 
 
-def layout_by(options: DetectionOptions, graph: Graph, *, decides: bool) -> DetectionLayout | None:
+def layout_by(
+    options: DetectionOptions, graph: Graph, *, decides: bool, states: Iterable[str] = ()
+) -> DetectionLayout | None:
     """Return where a model's outputs hold detections; None if its structure shows no detector.
 
-    `decides`: the objective needs detections, so shapes alone may identify them too. Raises ConfigError for an output
+    `decides`: the objective needs detections, so shapes alone may identify them too. `states`: outputs that are carried
+    to the next sample, as caches of four tokens are, which look like boxes. Raises ConfigError for an output
     that the model does not have, and where the objective needs detections but no layout is found.
     """
     if options.boxes == NONE and not decides:
         return None
     given = options.boxes not in (AUTO, NONE)
-    found = _given(options, graph) if given else _guessed(graph, loosely=decides)
+    found = _given(options, graph) if given else _guessed(graph, set(states), loosely=decides)
     if found is None:
         if decides:
             raise ConfigError(
@@ -158,8 +161,8 @@ def _row(graph: Graph, output: str) -> tuple[int, int]:
     return places_and_values(shape)
 
 
-def _guessed(graph: Graph, *, loosely: bool) -> DetectionLayout | None:
-    names = [o.name for o in graph.outputs if o.name in graph.producers and o.name not in graph.states]
+def _guessed(graph: Graph, states: Collection[str], *, loosely: bool) -> DetectionLayout | None:
+    names = [o.name for o in graph.outputs if o.name in graph.producers and o.name not in states]
     names = [name for name in names if 2 <= len(graph.shapes.get(name, ())) <= 4]
     return _apart(graph, names) or next(
         (found for name in names if (found := _together(graph, name, loosely=loosely)) is not None), None

@@ -29,8 +29,9 @@ def compared_by(
     Raises ConfigError that names an unknown output, and where the objective needs detections but no layout is found.
     """
     decides = Metric(settings.objective["metric"]) is Metric.DETECTIONS
-    detections = layout_by(settings.detections, graph, decides=decides)
-    found = _by_outputs(settings, graph, output, labelled=labelled, states=states)
+    carried = frozenset(states)
+    detections = layout_by(settings.detections, graph, decides=decides, states=carried)
+    found = _by_outputs(settings, graph, output, labelled=labelled, states=carried)
     objective = settings.objective
     found = replace(found, metric=str(objective["metric"]), over=objective.get("over", "mean"))
     return replace(found, detections=detections, selected=graph.selected)

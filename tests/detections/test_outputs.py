@@ -150,3 +150,11 @@ def test_a_whole_output_of_boxes_needs_scores() -> None:
     graph = graph_of({"out": (1, 20, 4)})
     with pytest.raises(ConfigError, match=r"detections\.scores"):
         layout(graph, boxes=graph.outputs[0].name)
+
+
+def test_caches_of_four_tokens_are_no_boxes() -> None:
+    """Of multi-query attention, where keys of all heads are one: [N, 1, 4, 16] next to logits of four tokens."""
+    graph = graph_of({"logits": (1, 4, 96), "key": (1, 1, 4, 16), "value": (1, 1, 4, 16)})
+    assert layout(graph) is not None, "by shapes alone"
+    caches = [o.name for o in graph.outputs[1:]]
+    assert layout_by(DetectionOptions(), graph, decides=False, states=caches) is None
