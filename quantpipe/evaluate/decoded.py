@@ -18,6 +18,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.next_tokens import first_difference, next_tokens
 from quantpipe.oprules import rule_of
+from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import ContinuationRow, NextTokensPart, Outputs, Samples
 
 PROMPTS = 4
@@ -26,6 +27,9 @@ CONTINUED = 32
 """Tokens of a continuation; a prompt is the first half of a sample."""
 BYTES = 256
 """A vocabulary up to this size holds characters by their codes, so tokens are shown as text."""
+WORK = 3 * 10**11
+"""Multiply-accumulates of all continuations; one prompt is continued in any case."""
+
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
@@ -86,8 +90,10 @@ def _continued(
     """Yield the continuations of the first samples; none where an input of the model cannot be continued."""
     if graph.fixed_batch is not None:
         return
+    work = sum(multiply_accumulates(node, graph) for node in graph.nodes) * CONTINUED * len(sessions)
+    prompts = max(1, min(PROMPTS, WORK // max(work, 1)))
     for number, batch in enumerate(samples.batches(1)):
-        if number == PROMPTS:
+        if number == prompts:
             return
         prompt, given = np.asarray(batch.inputs[name])[0, : max(batch.inputs[name].shape[1] // 2, 1)], batch.inputs
         try:

@@ -66,7 +66,7 @@ def decoder() -> tuple[Graph, Samples]:
 
 
 @pytest.mark.program
-def test_the_embedded_decoder_next_to_one_of_coarse_weights() -> None:
+def test_the_embedded_decoder_next_to_one_of_coarse_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, samples = decoder()
     assert token_input(graph, "logits") == "input_ids" and token_input(graph, "present.0.key") is None
     assert parts_of(graph, "present.0.key") == (), "an empty cache in front is no part"
@@ -91,6 +91,8 @@ def test_the_embedded_decoder_next_to_one_of_coarse_weights() -> None:
     assert same["agreement"] == 1 and same["difference"] == 0
     assert same["perplexity"]["float"] == same["perplexity"]["realized"] < 6
     assert [row["equal"] for row in same["continuations"]] == [CONTINUED] * PROMPTS
+    monkeypatch.setattr("quantpipe.evaluate.decoded.WORK", 1)
+    assert compared(real, logits[0])["continuations"] == same["continuations"][:1], "of a model of much work"
     assert same["continuations"][0]["prompt"] == "".join(map(chr, batch.inputs["input_ids"][0, :32]))
     assert len(same["continuations"][0]["float"]) == CONTINUED
     assert other["perplexity"]["realized"] > other["perplexity"]["float"] and other["agreement"] < 1
