@@ -45,6 +45,10 @@ class SessionKind:
     """The session whose kernels it has on this processor: it is not opened."""
 
 
+HEAVY = 1 << 27
+"""Bytes of float weights that are not held between two batches."""
+
+
 class SimulatedModel:
     """The simulated model, and what of it each session is compared with."""
 
@@ -68,8 +72,7 @@ class SimulatedModel:
         self._inner = [*dict.fromkeys(self._held[t] for t in operands if t in self._held)]
         self._model = expose(model, [*(self._own.get(t, n) for t, n in self.names.items()), *real, *self._inner])
         self._session = Session(self._model, where="simulated model")
-        self._written: Session | None = None
-        self._weights: dict[str, Array] = {}
+        self._written: tuple[Session, dict[str, Array]] | None = None
         self._inputs: Values = {}
         self._alone: Values | None = None
         self._feeds: dict[str, Array] = {}
@@ -117,13 +120,16 @@ class SimulatedModel:
 
     def as_written(self) -> Values:
         """Return the values of the last run without the runtime's optimizations."""
-        if self._written is None:
-            model, self._weights = weights_as_inputs(self._model)
-            self._written = Session(model, kernels=Kernels.AS_WRITTEN, where="simulated model")
         if self._as_written is None:
+            if self._written is None:
+                model, weights = weights_as_inputs(self._model)
+                self._written = Session(model, kernels=Kernels.AS_WRITTEN, where="simulated model"), weights
+            session, weights = self._written
             what = self.watched
             names = dict.fromkeys((*what.entries, *what.reals, *what.outside))
-            self._as_written = self._written.run({**self._feeds, **self._weights}, list(names))
+            self._as_written = session.run({**self._feeds, **weights}, list(names))
+            if sum(array.nbytes for array in weights.values()) >= HEAVY:
+                self._written = None  # the next batch makes them again: there are few
         return self._as_written
 
     def explained(self, expected: Values, tensor: str, found: Array) -> Array:
