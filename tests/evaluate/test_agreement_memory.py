@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quantpipe.calibrate.passes import run_size
-from quantpipe.evaluate import agreement
+from quantpipe.evaluate import agreement, compared_models
 from quantpipe.evaluate.agreement import compare
-from quantpipe.evaluate.compared_models import RealizedModel, SimulatedModel
+from quantpipe.evaluate.compared_models import RealizedModel, SimulatedModel, Values
 from tests.ops.line import Line
 from tests.ops.test_every_op import line_of
 
@@ -117,3 +118,25 @@ def test_sessions_of_large_models_are_open_one_after_the_other(monkeypatch: pyte
         made.graph, made.topology, plan, made.simulate(plan), realized=made.realize(plan, "qdq"), samples=made.samples
     )
     assert found == expected and len(sides) == len(found.sessions) > 2
+
+
+def test_heavy_weights_as_written_are_given_back_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = line_of("erf_island", "ort_cpu", "auto")
+    plan = made.plan()
+    realized = made.realize(plan, "qdq")
+    model = SimulatedModel(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
+    side = RealizedModel(agreement.session_kinds(realized.model)[0], model, realized)
+    batch = next(iter(made.samples.batches(4)))
+
+    def as_written() -> Values:
+        model.start(batch.inputs)
+        side.compare(side.run(batch.inputs), len(batch.indices))
+        return dict(model.as_written())
+
+    light = as_written()
+    assert light and model._written is not None
+    monkeypatch.setattr(compared_models, "HEAVY", 0)
+    for _ in range(2):
+        heavy = as_written()
+        assert model._written is None
+        assert heavy.keys() == light.keys() and all(np.array_equal(heavy[name], light[name]) for name in light)
