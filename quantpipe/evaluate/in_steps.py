@@ -222,7 +222,7 @@ def sizes_of(steps: Sequence[SampleStep], state: Mapping[str, str]) -> list[tupl
     end, new, _ = max((_written(*pair) for pair in _caches(steps[0], state)), key=lambda one: one[1])
     tokens = [name for name, array in steps[0].feeds.items() if name not in state.values() and _count(array) == new]
     found: list[tuple[int, int]] = []
-    for step in steps if tokens and end + new < length else ():
+    for step in steps if tokens else ():
         new = _count(step.feeds[tokens[0]])
         if end + new > length:
             break
