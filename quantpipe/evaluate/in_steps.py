@@ -164,7 +164,7 @@ def steps_warning(part: StepsPart | None) -> str | None:
 
 
 def added_to(steps: Sequence[SampleStep], state: Mapping[str, str]) -> list[SampleStep]:
-    """Return the first steps, as far as each adds tokens to the cache after those of the step before."""
+    """Return the first steps, as far as each adds tokens to the cache after the tokens of the step before."""
     sizes = sizes_of(steps, state)
     return list(steps[: len(sizes)]) if sizes and sizes[0][1] else []
 

@@ -64,7 +64,7 @@ def solve_blocks(
     assert start.block is not None  # noqa: S101  (chosen so by the caller; narrows the type)
     unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
-    target, rounded = prepared(weight, about, unit, options)
+    target, rounded = prepared(weight, about, unit, options=options)
     scale, grid, inputs = start.scale, start.block, layout.shape[1 - layout.channel_axis]
     importance = layout.rows(np.broadcast_to(np.einsum("gkk->gk", about.hessian)[:, None], weight.shape))
     importance = importance[:1] if len(weight) == 1 else importance  # of one group, all channels have the same

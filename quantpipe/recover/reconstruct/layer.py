@@ -122,7 +122,7 @@ def solve(
     """
     unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
-    target, rounded = prepared(weight, about, unit, options, grid.pairs)
+    target, rounded = prepared(weight, about, unit, options=options, pairs=grid.pairs)
     grid = grid.spread(start.shape)
     low, high = bounds = grid.bounds
     found = _candidates(target, about.hessian, start, grid) if options.scale_search else [start]
@@ -186,7 +186,7 @@ def parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
 
 
 def prepared(
-    weight: Floats, moments: Moments, unit: Floats, options: LayerOptions, pairs: PairBound | None = None
+    weight: Floats, moments: Moments, unit: Floats, *, options: LayerOptions, pairs: PairBound | None = None
 ) -> tuple[Floats, Rounding]:
     """Return the weights that a layer is rounded from, and the rounding; both follow from its moments.
 
