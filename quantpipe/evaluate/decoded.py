@@ -6,7 +6,8 @@ an input. A continuation takes the token with the largest score again and again,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,13 @@ def decoded(
     found: Outputs,
     *,
     output: str,
-    opened: Callable[..., Session],
+    own: Sequence[Array],
     session: Session,
 ) -> NextTokensPart | None:
     """Return how the realized model predicts tokens; None where the model is no decoder.
 
-    `reference`, `found`: scores of the float and the realized model for the samples. `opened`: opens a session of the
-    float model. `session`: of the realized model.
+    `reference`, `found`: scores of the float and the realized model for the samples. `own`: what the
+    float model continues with (`continued`). `session`: of the realized model.
     """
     name = token_input(graph, output)
     if name is None:
@@ -71,8 +72,7 @@ def decoded(
     figures = next_tokens(tokens, reference, found)
     if figures is None:
         return None
-    sessions = opened(graph.model, where=graph.source), session
-    rows = list(_continued(graph, samples, sessions, name=name, output=output))
+    rows = list(_rows(graph, samples, own, continued(graph, samples, session, output=output), name=name, output=output))
     return {
         "samples": figures.samples,
         "tokens": figures.tokens,
@@ -84,27 +84,36 @@ def decoded(
     }
 
 
-def _continued(
-    graph: Graph, samples: Samples, sessions: tuple[Session, Session], *, name: str, output: str
-) -> Iterator[ContinuationRow]:
-    """Yield the continuations of the first samples; none where an input of the model cannot be continued."""
-    if graph.fixed_batch is not None:
-        return
-    work = sum(multiply_accumulates(node, graph) for node in graph.nodes) * CONTINUED * len(sessions)
-    prompts = max(1, min(PROMPTS, WORK // max(work, 1)))
-    for number, batch in enumerate(samples.batches(1)):
-        if number == prompts:
-            return
-        prompt, given = np.asarray(batch.inputs[name])[0, : max(batch.inputs[name].shape[1] // 2, 1)], batch.inputs
+def continued(graph: Graph, samples: Samples, session: Session, *, output: str) -> list[Array]:
+    """Return the tokens with which a model continues the first samples; none where an input cannot be continued."""
+    name, found = token_input(graph, output), list[Array]()
+    if name is None or graph.fixed_batch is not None:
+        return []
+    work = sum(multiply_accumulates(node, graph) for node in graph.nodes) * CONTINUED * 2  # by both models
+    for batch in islice(samples.batches(1), max(1, min(PROMPTS, WORK // max(work, 1)))):
         try:
-            one, other = (_continuation(session, given, prompt, name=name, output=output) for session in sessions)
+            tokens = _continuation(session, batch.inputs, _prompt(batch.inputs[name]), name=name, output=output)
         except ModelError:  # positions end, or an axis of tokens is fixed
-            return
-        if one is None or other is None:
-            return
-        text, own, found = (_shown(part, graph.shapes[output][2]) for part in (prompt, one, other))
+            return []
+        if tokens is None:
+            return []
+        found.append(tokens)
+    return found
+
+
+def _prompt(tokens: Array) -> Array:
+    return np.asarray(tokens)[0, : max(tokens.shape[1] // 2, 1)]
+
+
+def _rows(
+    graph: Graph, samples: Samples, own: Sequence[Array], found: Sequence[Array], *, name: str, output: str
+) -> Iterator[ContinuationRow]:
+    """Yield the continuations of both models."""
+    for batch, one, other in zip(samples.batches(1), own, found, strict=False):
+        words = (_prompt(batch.inputs[name]), one, other)
+        text, real, made = (_shown(part, graph.shapes[output][2]) for part in words)
         equal = first_difference(one, other)
-        yield {"prompt": text, "float": own, "realized": found, "tokens": len(one), "equal": equal}
+        yield {"prompt": text, "float": real, "realized": made, "tokens": len(one), "equal": equal}
 
 
 def _continuation(session: Session, feeds: Feeds, prompt: Array, *, name: str, output: str) -> Array | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, float_warning
 from quantpipe.evaluate.beyond_ranges import Clipped
-from quantpipe.evaluate.decoded import decoded
+from quantpipe.evaluate.decoded import continued, decoded
 from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
 from quantpipe.evaluate.generalization import Generalization, generalization
@@ -174,8 +174,9 @@ def _of_outputs(
     if seen is None:
         again = run("float model on search samples", session, chosen_by)
         seen = checked_reference(*again, data.compared, samples=len(chosen_by))
-    del session  # before the next is opened: each holds a copy of the weights
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
+    texts = continued(graph, few, session, output=names[0])
+    del session  # before the next is opened: each holds a copy of the weights
     same = first_samples(reference, len(few), len(samples))
     judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     session = opened(bind(simulation.rendered.model, simulation.weights), where="simulated model")
@@ -213,7 +214,7 @@ def _of_outputs(
             names[0], same.outputs, found, parts_of(graph, names[0]), watched=watched.get(names[0]), samples=len(few)
         )
     ]
-    said = decoded(graph, few, same.outputs, found, output=names[0], opened=opened, session=session)
+    said = decoded(graph, few, same.outputs, found, output=names[0], own=texts, session=session)
     accurate = names[0] if is_accurate(*(top1(own, same.labels) for own in (same.outputs, found))) else None
     metrics["realized"] = alike.with_figures(summary(same.outputs, found, same.labels), outputs)
     return {

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from quantpipe import assets
 from quantpipe.data.sources.ascii_text import ascii_tokens
 from quantpipe.data.sources.text import TextDataset
-from quantpipe.evaluate.decoded import CONTINUED, PROMPTS, decoded, token_input
+from quantpipe.evaluate.decoded import CONTINUED, PROMPTS, continued, decoded, token_input
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.intake.load import load_graph
@@ -83,9 +83,8 @@ def test_the_embedded_decoder_next_to_one_of_coarse_weights(monkeypatch: pytest.
     logits = [session.run(batch.inputs, ["logits"])["logits"] for session in (real, rough)]
 
     def compared(session: Session, scores: Any) -> Any:
-        return decoded(
-            graph, samples, logits[0], scores, output="logits", opened=lambda model, where: real, session=session
-        )
+        own = continued(graph, samples, real, output="logits")
+        return decoded(graph, samples, logits[0], scores, output="logits", own=own, session=session)
 
     same, other = compared(real, logits[0]), compared(rough, logits[1])
     assert same["agreement"] == 1 and same["difference"] == 0
