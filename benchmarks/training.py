@@ -177,6 +177,7 @@ class Work:
     def train(self, options: Any) -> Any:
         """The overrides of a training, and its curve."""
         from quantpipe.artifacts.checkpoint import NoCheckpoint
+        from quantpipe.metrics.soft_kl import softness_of
         from quantpipe.train.trained_state import TrainedState
         from quantpipe.train.training_data import KL, OutputTarget, TrainingData
         from quantpipe.train.training_loop import train
@@ -186,7 +187,7 @@ class Work:
             problem, self.strategy, self.overrides, problem.plan(self.strategy, self.overrides),
             self.norms if options.fold else {},
         )  # fmt: skip
-        data = TrainingData(self.inputs.training, (OutputTarget(output, KL),), output, self.norms)
+        data = TrainingData(self.inputs.training, (OutputTarget(output, KL),), output, self.norms, softness_of)
         return train(
             state, data, options, seed=self.line.seed, progress=lambda done, total, note: None, kept=NoCheckpoint()
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quantpipe.errors import ConfigError
 from quantpipe.metrics.losses import LossKind
+from quantpipe.metrics.soft_kl import softness_of
 from quantpipe.pipeline.context import RunContext
 from quantpipe.train.torch_checks import refuse_without_torch
 from quantpipe.train.train_options import takes_any_factor
@@ -20,7 +21,7 @@ def training_data(context: RunContext) -> TrainingData | None:
     inputs = context.inputs
     losses = [loss for loss in inputs.compared.losses if loss.kind in KINDS and loss.factor > 0]
     targets = tuple(OutputTarget(loss.output, KINDS[loss.kind], loss.factor, loss.parts) for loss in losses)
-    return TrainingData(inputs.training, targets, inputs.output, inputs.norms)
+    return TrainingData(inputs.training, targets, inputs.output, inputs.norms, softness_of)
 
 
 def refuse_untrainable(context: RunContext) -> None:

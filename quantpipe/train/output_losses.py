@@ -2,22 +2,21 @@
 
 Class scores lose KL(p_float || p) in nats, other floats their squared error as a share of the float output's variance.
 Losses of several outputs, and of the parts of one output, are added. With few samples, KL is taken at a temperature, so
-that every sample trains (`metrics.soft_kl`).
+that every sample trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from quantpipe.metrics.soft_kl import Softness, softness_of
-from quantpipe.train.training_data import KL, OutputTarget
-
-PLAIN = Softness(1.0, 1.0)
+from quantpipe.train.training_data import KL, OutputTarget, Softening
 
 SUM_TOLERANCE = 1e-3
 """Difference from 1 up to which rows of scores count as probabilities."""
@@ -26,27 +25,27 @@ SUM_TOLERANCE = 1e-3
 class OutputLosses:
     """Compute the loss of a batch.
 
-    `references`: the float model's outputs over all samples, batch by batch. `temperature`: of KL, where fewer samples
-    than `metrics.soft_kl.ENOUGH` count.
+    `references`: the float model's outputs over all samples, batch by batch. `soften`: gives class scores of few
+    samples a temperature.
     """
 
     def __init__(
         self,
         targets: Sequence[OutputTarget],
         references: Sequence[Mapping[str, Tensor]],
-        temperature: float = 1.0,
+        soften: Callable[[NDArray[Any]], Softening | None] | None = None,
     ) -> None:
         self._targets = tuple(targets)
-        self._softness: dict[str, Softness] = {}
+        self._softened: dict[str, tuple[float, float]] = {}
         self._variance: dict[tuple[str, int], float] = {}
         self._probable: dict[str, bool] = {}
         for target in self._targets:
             outputs = [found[target.output] for found in references]
             self._probable[target.output] = all(are_probabilities(output) for output in outputs)
-            if target.kind == KL and temperature != 1:
+            if target.kind == KL and soften is not None and not self._probable[target.output]:
                 rows = np.concatenate([output.reshape(-1, output.shape[-1]).cpu().numpy() for output in outputs])
-                softness = None if self._probable[target.output] else softness_of(rows, temperature)
-                self._softness |= {} if softness is None else {target.output: softness}
+                if (found := soften(rows)) is not None:
+                    self._softened[target.output] = found.temperature, found.factor
             for number in range(len(target.parts) or 1):
                 values = torch.cat([_part(target, number, output).flatten().double() for output in outputs])
                 finite = values[torch.isfinite(values)]
@@ -59,9 +58,9 @@ class OutputLosses:
     def _of(self, target: OutputTarget, reference: Tensor, output: Tensor) -> Tensor:
         if target.kind == KL:
             probable = self._probable[target.output]
-            softness = self._softness.get(target.output, PLAIN)
-            p, q = (log_probabilities(s / softness.temperature, probable) for s in (reference, output))
-            return target.factor * softness.factor * (p.exp() * (p - q)).sum(-1).mean()
+            temperature, factor = self._softened.get(target.output, (1.0, 1.0))
+            p, q = (log_probabilities(s / temperature, probable) for s in (reference, output))
+            return target.factor * factor * (p.exp() * (p - q)).sum(-1).mean()
         losses = []
         for number in range(len(target.parts) or 1):
             own, found = (_part(target, number, values) for values in (reference, output))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -179,7 +180,8 @@ class _Training:
         inner = options.scope == "blocks"
         pieces = self._inner_pieces(block) if inner else list(self.pieces)
         targets = [OutputTarget(name, MSE) for name in block.targets] if inner else self.data.targets
-        losses = OutputLosses(targets, [piece.references for piece in pieces], options.temperature)
+        soften = None if self.data.soften is None else partial(self.data.soften, temperature=options.temperature)
+        losses = OutputLosses(targets, [piece.references for piece in pieces], soften)
         optimizer = self._optimizer(block)
         if begun:
             _restore(optimizer, self.optimizer_state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ def scores(rows: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
 def loss(reference: np.ndarray, outputs: np.ndarray, temperature: float) -> float:
     """The loss of all samples, whose references come in two batches."""
     batches = [{"scores": torch.from_numpy(part)} for part in np.array_split(reference, 2)]
-    losses = OutputLosses(TARGETS, batches, temperature)
+    losses = OutputLosses(TARGETS, batches, partial(softness_of, temperature=temperature))
     return float(losses({"scores": torch.from_numpy(reference)}, {"scores": torch.from_numpy(outputs)}))
 
 
