@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
-from quantpipe.metrics.soft_kl import softness_of
-from quantpipe.train.output_losses import OutputLosses
-from quantpipe.train.training_data import KL, OutputTarget
+torch = pytest.importorskip("torch")
+
+from quantpipe.metrics.soft_kl import softness_of  # noqa: E402
+from quantpipe.train.output_losses import OutputLosses  # noqa: E402
+from quantpipe.train.training_data import KL, OutputTarget  # noqa: E402
 
 TARGETS = (OutputTarget("scores", KL, factor=2.0),)
 
