@@ -55,7 +55,7 @@ def route(
                 stage="data",
                 where=source.where,
             )
-        how = preprocess.for_input(needed[0].shape)
+        how = preprocess.for_input(needed[0].shape, fields[SINGLE])
         return (Feed(needed[0], SINGLE, fields[SINGLE], how), *_empty(inputs, {*carried, needed[0].name}))
     missing = [i for i in needed if i.name not in fields]
     if missing:
@@ -72,7 +72,7 @@ def route(
     plain = Preprocess(layout=preprocess.layout)
     chosen = [i for i in inputs if i.name in fields]
     given = [(i, preprocess if len(needed) == 1 or i.dtype.startswith("float") else plain) for i in chosen]
-    feeds = (Feed(i, i.name, fields[i.name], how.for_input(i.shape)) for i, how in given)
+    feeds = (Feed(i, i.name, fields[i.name], how.for_input(i.shape, fields[i.name])) for i, how in given)
     return (*feeds, *_empty(inputs, {*carried, *fields}))
 
 

@@ -128,9 +128,13 @@ class Preprocess:
                 )
         return cls(**{str(k): v for k, v in config.items()})
 
-    def for_input(self, shape: Sequence[int | None]) -> Preprocess:
-        """Return it for a model's input, whose last axis alone may show that it has channels last."""
+    def for_input(self, shape: Sequence[int | None], source: SourceLayout) -> Preprocess:
+        """Return it for a model's input, whose last axis alone may show that it has channels last.
+
+        Samples of NCHW, and lists per channel of another length, show that it has not.
+        """
         last = len(shape) == 4 and shape[3] in CHANNELS and shape[1] not in CHANNELS
+        last = last and source is not SourceLayout.NCHW and {len(self.mean), len(self.std)} <= {1, shape[3]}
         return replace(self, layout=Layout.NHWC) if last else self
 
     @property

@@ -85,7 +85,7 @@ def decoded(
 
 
 def continued(graph: Graph, samples: Samples, session: Session, *, output: str) -> list[Array]:
-    """Return the tokens with which a model continues the first samples; none where an input cannot be continued."""
+    """Return the tokens with which a model continues the first samples; up to the first that cannot be continued."""
     name, found = token_input(graph, output), list[Array]()
     if name is None or graph.fixed_batch is not None:
         return []
@@ -94,9 +94,9 @@ def continued(graph: Graph, samples: Samples, session: Session, *, output: str) 
         try:
             tokens = _continuation(session, batch.inputs, _prompt(batch.inputs[name]), name=name, output=output)
         except ModelError:  # positions end, or an axis of tokens is fixed
-            return []
+            return found
         if tokens is None:
-            return []
+            return found
         found.append(tokens)
     return found
 

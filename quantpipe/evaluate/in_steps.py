@@ -200,7 +200,7 @@ def _kinds(steps: Sequence[SampleStep], state: Mapping[str, str]) -> dict[str, _
             found[name] = _Along.CACHE
         elif _are_of_the_sequence(arrays):
             found[name] = _Along.SEQUENCE
-        elif rows == [new for _, new in sizes] and _fit(arrays):
+        elif rows == [new for _, new in sizes] and _fit(arrays, _axis_of_tokens(first)):
             found[name] = _Along.NEW
         elif (fixed and len({array.shape for array in arrays}) == 1) or (
             first.ndim < 2 or rows == [before + new for before, new in sizes]
@@ -284,8 +284,9 @@ def _difference(name: str, arrays: Sequence[Array], whole: Array) -> StepsRow | 
     if last.shape == whole.shape:
         rows = last
     elif whole.ndim > 1:
-        joined = np.concatenate(arrays, axis=_axis_of_tokens(whole)) if _fit(arrays) else None
-        rows = joined if joined is not None and joined.shape == whole.shape else None
+        for axis in (1, _axis_of_tokens(whole)):
+            joined = np.concatenate(arrays, axis=axis) if _fit(arrays, axis) else None
+            rows = joined if rows is None and joined is not None and joined.shape == whole.shape else rows
     if rows is None:
         return None
     apart = rows != whole
@@ -293,7 +294,6 @@ def _difference(name: str, arrays: Sequence[Array], whole: Array) -> StepsRow | 
     return {"output": name, "elements": whole.size, "differing": int(apart.sum()), "largest": largest}
 
 
-def _fit(arrays: Sequence[Array]) -> bool:
-    """Return whether arrays differ in the axis of tokens alone."""
-    axis = _axis_of_tokens(arrays[0])
+def _fit(arrays: Sequence[Array], axis: int) -> bool:
+    """Return whether arrays differ in one axis alone."""
     return len({(a.shape[:axis], a.shape[axis + 1 :]) for a in arrays}) == 1

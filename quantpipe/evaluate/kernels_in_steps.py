@@ -63,10 +63,10 @@ def kernels_in_steps(
         name = names.get(tensor, tensor)
         made = [np.asarray(step.outputs[name]) for step in steps]
         rows = [_rows(whole[name], array, sizes, place) for place, array in enumerate(made)]
-        known = [row for row in rows if row is not None]
-        if len(known) < len(made):
+        same = [_equal(row, step, sum(size), places) for row, step, size in zip(rows, made, sizes, strict=True)]
+        if None in same:
             unmatched += 1
-        elif all(_equal(row, step, sum(size), places) for row, step, size in zip(known, made, sizes, strict=True)):
+        elif all(same):
             equal += 1
         else:
             differing.append(node)
@@ -106,7 +106,17 @@ def _of_tokens(graph: Graph, caches: Collection[str]) -> set[str]:
     return found
 
 
-def _equal(row: Array, step: Array, end: int, places: int) -> bool:
-    """Return whether arrays are equal; along a cache of so many `places`, up to the one that the step has reached."""
+def _equal(row: Array | None, step: Array, end: int, places: int) -> bool | None:
+    """Return whether arrays are equal; None if it is not known which parts of them belong together.
+
+    Along a cache of so many `places`, they are compared up to the one that the step has reached: caches and scores by
+    head. Of arrays with fewer axes, an axis of that size may have features.
+    """
+    if row is None:
+        return None
+    if np.array_equal(row, step):
+        return True
     seen = tuple(slice(end if places and size == places else None) for size in step.shape)
-    return np.array_equal(row[seen], step[seen])
+    if not np.array_equal(row[seen], step[seen]):
+        return False
+    return True if step.ndim > 3 else None

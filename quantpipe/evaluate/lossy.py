@@ -102,7 +102,7 @@ class Losses:
             more = dict.fromkeys(self._made_by(loss.tensor))
             more |= dict.fromkeys(self._read_by(loss.tensor) if loss.own else ())
             more |= {n: None for t in loss.of for n in self._rounded_by(t)}
-            if nodes and products <= {*nodes, *more}:
+            if nodes and products and products <= {*nodes, *more}:
                 break  # a model in float altogether is no remedy
             nodes |= more
         concerned = [self.graph.by_name[name] for name in list(nodes)[:MOST_NODES]]

@@ -57,8 +57,9 @@ def sum_tolerance(
     if isinstance(numbers, Accumulate):
         weight = plan.weights[numbers.weight]
         count = weight.values.size // weight.values.shape[topology.weight_of[weight.tensor].channel_axis]
-        feeds["weight"] = np.abs(weight.centred()).astype(np.float32)  # a session would hold a constant several times
-        inputs[1] = builder.input("weight", "float32", feeds["weight"].shape)
+        magnitudes = np.abs(weight.centred()).astype(np.float32)
+        inputs[1] = builder.input("weight", "float32", magnitudes.shape)  # a session holds a constant several times
+        feeds[str(inputs[1].name)] = magnitudes
         if numbers.bias is not None:
             inputs[2] = builder.constant("bias", np.abs(numbers.bias).astype(np.float32))
     result = builder.copy(node, [inputs[p] for p in sorted(inputs)], ["magnitude"])[0]

@@ -105,7 +105,7 @@ DYNAMIC_CELLS = {"LSTM": "DynamicQuantizeLSTM"}
 """Recurrent ops -> their form whose weights are integers, and whose inputs and states get a range at run time."""
 
 DYNAMIC_BY_THREAD = frozenset(DYNAMIC_CELLS.values())
-"""Those of them that onnxruntime divides into rows for its threads, with a range of each thread's hidden states."""
+"""Such ops that onnxruntime divides into rows for its threads, with a range of each thread's hidden states."""
 
 PACKED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 """Ops that keep their weights in few bits and compute with real numbers."""

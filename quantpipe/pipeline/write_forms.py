@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quantpipe.artifacts import digest_json
-from quantpipe.data.preprocess import Preprocess
+from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms_agreement import WrittenBeside, agreement_row
@@ -188,7 +188,9 @@ def _preprocessing(dataset: Any, inputs: Sequence[TensorInfo]) -> Mapping[str, A
     if not isinstance(given, Mapping | Preprocess):
         return {}
     made = Preprocess.of(given)
-    made = made.for_input(inputs[0].shape) if len(inputs) == 1 else made
+    pictures = [i.shape for i in inputs if len(i.shape) == 4]
+    if len(pictures) == 1:
+        made = made.for_input(pictures[0], SourceLayout(str(getattr(dataset, "source_layout", SourceLayout.AUTO))))
     return {k: str(v) if k == "layout" else v for k, v in asdict(made).items()}
 
 

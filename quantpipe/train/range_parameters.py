@@ -149,9 +149,11 @@ class RangeParameters(nn.Module):  # type: ignore[misc]
 
     def bound(self) -> None:
         """Lower the ends of learned ranges that are more than `ROOM` times the values seen."""
-        for key, name in self._names.items():
+        if not self._names:
+            return
+        values = torch.stack([self.get_buffer(f"seen{name}") for name in self._names.values()]).mul(ROOM).tolist()
+        for (key, name), (low, high) in zip(self._names.items(), values, strict=True):
             found, factor = self._ranges[key], self.factors[name].detach()
-            low, high = (ROOM * end for end in self.get_buffer(f"seen{name}").tolist())
             ends = (
                 [(-low, -found.low), (high, found.high)] if len(factor) == 2 else [(max(-low, high), found.threshold)]
             )

@@ -81,7 +81,7 @@ class TrainOptions:
             else:
                 number(f"train.{key}", getattr(self, key), least=least)
         number("train.drop", self.drop, least=0, below=1)
-        number("train.temperature", self.temperature, above=0)
+        number("train.temperature", self.temperature, least=1)
         self._refuse_contradictions()
 
     @property

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[type[QuantpipeError], str, tuple[Any, ...], dict[str, Any
     "none": (DataError, "gave a NoneType", (NET, None), {}),
     "text": (DataError, "gave a str", (NET, "digits"), {}),
     "empty": (DataError, "holds no samples", (NET, DATA[:0]), {}),
-    "few": (DataError, "none to", (NET, DATA[:1]), {}),
+    "few": (DataError, "leaves none to", (NET, DATA[:1]), {}),
     "tuple": (DataError, "a tuple of 3", (NET, (DATA, DATA, DATA)), {}),
     "labels": (DataError, "47 labels", (NET, (DATA, LABELS[1:])), {}),
     "classes": (DataError, "has label 7", (NET, (DATA, LABELS + 7)), {}),

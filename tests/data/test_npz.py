@@ -122,7 +122,7 @@ def with_label(value: int) -> dict[str, Any]:
         (arrays(labels=np.zeros(12)), {}, r"labels are float64"),
         (arrays(labels=np.zeros((12, 10), np.int64)), {}, r"One-hot"),
         (arrays(0), {}, r"holds no samples"),
-        (arrays(2), {}, r"none to"),
+        (arrays(2), {}, r"leave none to"),
         (
             arrays(images=None, pictures=np.zeros((3, 8, 8, 3))),
             {},

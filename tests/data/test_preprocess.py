@@ -53,7 +53,14 @@ def test_layouts(source: str, layout: str, shape: tuple[int, ...], expected: tup
     ],
 )
 def test_an_input_may_show_its_layout(shape: tuple[int | None, ...], layout: str) -> None:
-    assert Preprocess().for_input(shape).layout is Layout(layout)
+    assert Preprocess().for_input(shape, SourceLayout.NHWC).layout is Layout(layout)
+
+
+def test_samples_and_lists_per_channel_show_that_the_last_axis_has_no_channels() -> None:
+    """Such as 22 channels of 256 values."""
+    shape = (None, 22, 256, 1)
+    assert Preprocess().for_input(shape, SourceLayout.NCHW).layout is Layout.NCHW
+    assert Preprocess(mean=[0.5] * 22).for_input(shape, SourceLayout.AS_IS).layout is Layout.NCHW
 
 
 def test_auto_layout() -> None:

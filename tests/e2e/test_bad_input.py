@@ -49,7 +49,7 @@ HOLED[7, 0, 3, 3] = np.nan
         ({"labels": LABELS + 1}, "legal are 0 to 9"),
         ({"labels": LABELS[:-1]}, "400 images but 399 labels"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "holds no samples"),
-        ({"images": IMAGES[:1], "labels": LABELS[:1]}, "none to"),
+        ({"images": IMAGES[:1], "labels": LABELS[:1]}, "leaves none to"),
         ({"images": HOLED}, "sample 7 of"),
         ({"images": None, "labels": LABELS}, "dataset.keys.images"),
     ],

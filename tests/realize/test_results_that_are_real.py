@@ -10,6 +10,7 @@ import pytest
 
 import quantpipe
 from quantpipe.errors import HardwareError
+from quantpipe.evaluate.roundoff import sum_tolerance
 from tests.ops.line import Net, line
 
 
@@ -39,3 +40,14 @@ def test_q_dq_beside_integers_quantizes_between_layers(spec: str, tmp_path: Path
     makers = {n.output[0]: n for n in nodes}
     assert [makers[i].op_type for i in second.input[:2]] == ["DequantizeLinear"] * 2
     assert makers[makers[second.input[0]].input[0]].op_type == "QuantizeLinear"
+
+
+def test_an_input_may_have_the_name_of_an_operand() -> None:
+    """Rounding differences of real results are bounded by a graph of magnitudes, with input names of its own."""
+    made = Net(4)
+    made.output(made.conv(made.input(None, 3, 6, 6, name="weight"), 3, 5, 3, 3, name="first"))
+    problem = line(made, "academic")
+    (kernel,) = problem.topology.kernels
+    operands = {"weight": np.ones((2, 3, 6, 6), np.int32)}
+    found = sum_tolerance(problem.graph, problem.topology, problem.plan(), kernel, operands=operands)
+    assert found is not None and found.shape == (2, 5, 4, 4) and np.all(found > 0)

@@ -53,6 +53,23 @@ def test_fixed_and_empty_ranges_are_not_learned() -> None:
     assert parameters.range("a") == Range(-2.0, 4.0) and parameters.range("fixed") == Range(0, 1)
 
 
+@pytest.mark.parametrize(("symmetry", "ends"), [(Symmetry.SYMMETRIC, (-3.0, 6.0)), (Symmetry.ASYMMETRIC, (-2.0, 6.0))])
+def test_a_range_is_bounded_by_twice_the_values_seen(symmetry: Symmetry, ends: tuple[float, float]) -> None:
+    """Symmetric ends have one factor; an end at which nothing was seen stays."""
+    grids = {"a": group("a"), "unseen": group("unseen")}
+    bits = dict.fromkeys(grids, 8)
+    parameters = RangeParameters(grids, dict.fromkeys(grids, Range(-1, 2)), bits, TensorSchema(symmetry), learns=True)
+    parameters.see("a", torch.tensor([-1.0, 0.5]))
+    parameters.see("a", torch.tensor([3.0, 0.0]))
+    with torch.no_grad():
+        for factor in parameters.factors.values():
+            factor += np.log(100.0)
+    parameters.bound()
+    found = parameters.range("a")
+    np.testing.assert_allclose((found.low, found.high), ends)
+    np.testing.assert_allclose(parameters.range("unseen").high, 200.0)
+
+
 @pytest.mark.parametrize("symmetry", list(Symmetry))
 @pytest.mark.parametrize("positive", [True, False])
 def test_the_ends_of_a_range_have_gradients(symmetry: Symmetry, positive: bool) -> None:

@@ -107,6 +107,16 @@ def test_a_planted_range_comes_back(activations: str, factor: float) -> None:
     assert not found.overrides.weights
 
 
+def test_a_range_far_beyond_its_values_comes_back_at_once() -> None:
+    """No gradient is needed: after the first epoch it is at most twice as large as the values."""
+    problem = made("tensorrt", 8)
+    right = problem.strategy(8)
+    key = problem.topology.group_of["relu2_out"].key
+    wrong = replace(right, ranges={**right.ranges, key: _times(right.ranges[key], 1000.0)})
+    found = trained(problem, wrong, replace(LSQ, epochs=2, learning_rate=0.0, scale_rate=1e-9), many(problem, 32))
+    assert found.overrides.ranges[key].threshold < 4 * right.ranges[key].threshold
+
+
 def _times(found: Range, factor: float) -> Range:
     return Range(found.low * factor, found.high * factor)
 

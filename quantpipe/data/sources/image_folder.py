@@ -139,4 +139,5 @@ def _channels(ports: Sequence[TensorInfo], preprocess: Preprocess) -> int:
     """Return how many channels pictures must have; 3 where the model leaves it open."""
     if len(ports) != 1 or len(ports[0].shape) != 4:
         return 3
-    return ports[0].shape[1 if preprocess.layout is Layout.NCHW else 3] or 3
+    layout = preprocess.for_input(ports[0].shape, SourceLayout.NHWC).layout
+    return ports[0].shape[1 if layout is Layout.NCHW else 3] or 3

@@ -13,15 +13,19 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
+MOST = 8
+"""Threads whose items are in memory at the same time."""
+
+
 @contextmanager
-def one_thread_each() -> Iterator[ThreadPoolExecutor]:
+def one_thread_each(threads: int | None = None) -> Iterator[ThreadPoolExecutor]:
     """Yield threads for the algebra, each with a linear algebra library of one thread.
 
     Small products then do not wait for one another, and sums are made in the same order however many cores there are.
     """
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(threads or available_cores()) as pool:
         yield pool
 
 
@@ -30,5 +34,5 @@ def in_threads(call: Callable[[Given], Made], items: Iterable[Given]) -> list[Ma
     listed = list(items)
     if len(listed) < 2:
         return [call(item) for item in listed]
-    with one_thread_each() as pool:
+    with one_thread_each(min(MOST, available_cores())) as pool:
         return list(pool.map(call, listed))

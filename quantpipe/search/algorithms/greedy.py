@@ -9,7 +9,7 @@ trials: Spearman 0.75 to 0.98 between their sum and the joint loss).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -196,7 +196,7 @@ class Greedy:
         (low,) = evaluate([tuple(last[i] if i in idle else o for i, o in enumerate(point))], incumbent=score)
         if low.cost >= score.cost:
             return point, score
-        found = raised(space, evaluate, objective, point, start=score, choices=idle)
+        found = raised(replace(space, begin=()), evaluate, objective, point, start=score, choices=idle)
         return found if objective.better(found[1], score) else (point, score)
 
     def _ranks(

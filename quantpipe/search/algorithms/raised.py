@@ -27,7 +27,10 @@ def raised(
     choices: Collection[int],
     decay: float = DECAY,
 ) -> tuple[Point, Score]:
-    """Return where the walk up of these choices from their last options ends; the others stay as in `first`."""
+    """Return where the walk up of these choices from their last options ends; the others stay as in `first`.
+
+    It starts at a point that the space is given to begin with, if one is not good enough yet.
+    """
     last = {i: len(space.choices[i].options) - 1 for i in choices if len(space.choices[i].options) > 1}
     if not last:
         return first, start
