@@ -90,6 +90,9 @@ def test_channels_and_size_follow_the_model(tmp_path: Path) -> None:
     nhwc = [TensorInfo("x", (None, 8, 8, 3), "uint8")]
     colour = ImageFolderDataset(path=str(folder), preprocess={**sized, "layout": "NHWC"}).splits(nhwc, 2, 0)
     assert next(colour.evaluate.batches(4)).inputs["x"].dtype == np.uint8
+    last = [TensorInfo("x", (None, 8, 8, 1), "uint8")]
+    shown = ImageFolderDataset(path=str(folder), preprocess=sized).splits(last, 2, 0)
+    assert next(shown.evaluate.batches(4)).inputs["x"].shape == (4, 8, 8, 1), "its last axis shows the layout"
 
 
 def test_batches_are_stable_and_digest_names_the_content(tmp_path: Path) -> None:
