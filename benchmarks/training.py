@@ -92,6 +92,7 @@ FEW_TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "lsq": {"option": "lsq", "epochs": 40},
     "lsq, 8 epochs": {"option": "lsq", "epochs": 8},
     "lsq, plain KL": {"option": "lsq", "epochs": 40, "temperature": 1.0},
+    "lsq, plain KL, 8 epochs": {"option": "lsq", "epochs": 8, "temperature": 1.0},
     "lsq, dropping": {"option": "lsq", "epochs": 40, "drop": 0.5},
 }
 
