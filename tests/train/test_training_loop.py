@@ -178,6 +178,20 @@ def test_an_interrupted_training_ends_at_the_same_numbers(options: TrainOptions,
     assert other.curve != whole.curve, "another seed takes the samples in another order"
 
 
+def test_an_interrupted_training_knows_the_values_seen() -> None:
+    """Ranges are bounded by them: here that of the samples before the interruption."""
+    problem = made("tensorrt", 8)
+    right, samples = problem.strategy(8), many(problem, 64)
+    key = problem.topology.group_of["relu2_out"].key
+    wrong = replace(right, ranges={**right.ranges, key: _times(right.ranges[key], 1000.0)})
+    options = replace(LSQ, epochs=2, batch=2, learning_rate=0.0, scale_rate=1e-9)
+    whole, kept = trained(problem, wrong, options, samples), Memory(1)
+    with pytest.raises(KeyboardInterrupt):
+        trained(problem, wrong, options, samples, kept=kept)
+    again = trained(problem, wrong, options, samples, kept=kept)
+    assert again.overrides.ranges[key] == whole.overrides.ranges[key]
+
+
 def test_a_checkpoint_of_other_options_is_not_taken() -> None:
     problem = made("tensorrt", 4)
     strategy, samples, kept = problem.strategy(4), many(problem), Memory()
