@@ -30,6 +30,10 @@ _SLACK = 1e-9
 """The round-off of `reference - tolerance` must not decide: 0.8 - 0.1 is more than 0.7 in binary."""
 
 
+_COST_STEPS = 1 << 24
+"""Costs that `Objective.energy` distinguishes; a float64 has 29 bits left for the loss."""
+
+
 class Metric(StrEnum):
     """Name what `Score.value` is made of."""
 
@@ -290,8 +294,9 @@ class Objective:
     def energy(self, score: Score, start: Score) -> float:
         """Return the order as one number in [0, 2], lower is better, for algorithms that need distances.
 
-        Feasible scores are in [0, 1], infeasible ones in [1, 2]. Costs count as shares of the most precise point's
-        cost (`start`); values, which have no natural unit, as x / (1 + x) of multiples x of the tolerance.
+        Feasible scores are in [0, 1], infeasible ones in [1, 2]. A cost c counts as c / (c + the cost of `start`);
+        values, which have no natural unit, as x / (1 + x) of multiples x of the tolerance. Among feasible scores of
+        equal cost (to one part in `_COST_STEPS`) the smaller loss has the lower energy, as in `key`.
         """
         if self.open_ended:
             loss = (self.reference_value - self.utility(score)) / (self.trade or 1.0)
@@ -303,7 +308,8 @@ class Objective:
                 return (1 + _squash(loss)) / 2
             return 1 + max(0.0, _squash(score.cost / self.cost_limit - 1))
         if self.feasible(score):
-            return min(1.0, score.cost / start.cost) if start.cost > 0 else 1.0
+            step = round(_COST_STEPS * score.cost / (score.cost + (start.cost or 1.0)))
+            return (step + (1 + _squash(loss)) / 2) / (_COST_STEPS + 1)
         return 1 + max(0.0, _squash(loss - self.tolerance / unit))
 
     def reaches(self, score: Score, target: float) -> bool:

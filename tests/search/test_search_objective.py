@@ -68,13 +68,13 @@ def test_a_target_is_a_cost_or_a_value() -> None:
     assert WEIGHTED.reaches(Score(0.9, 3), 0.88) and not WEIGHTED.reaches(Score(0.9, 3.1), 0.88)
 
 
-SCORES = st.builds(
-    Score, st.sampled_from([0.5, 0.85, 0.89, 0.9, 1.1]) | st.floats(allow_nan=True), st.floats(0, 30, allow_nan=False)
-)
+VALUES = st.sampled_from([0.5, 0.85, 0.89, 0.9, 1.1]) | st.floats(allow_nan=True)
+SCORES = st.builds(Score, VALUES, st.integers(0, 300).map(lambda tenths: tenths / 10))
+"""Costs that differ by less than the steps of `Objective.energy` are equal to it."""
 
 
 @pytest.mark.parametrize("objective", [CHEAPEST, Objective(tolerance=0.0, reference_value=0.9), BEST, WEIGHTED, PARETO])
-@given(a=SCORES, b=SCORES, start=st.floats(0, 30))
+@given(a=SCORES, b=SCORES, start=st.just(0.0) | st.floats(1, 30))
 def test_energy_never_contradicts_the_order(objective: Objective, a: Score, b: Score, start: float) -> None:
     reference = Score(0.9, start)
     low, high = objective.energy(a, reference), objective.energy(b, reference)
@@ -83,6 +83,15 @@ def test_energy_never_contradicts_the_order(objective: Objective, a: Score, b: S
         assert not objective.better(b, a)
     if objective.feasible(a) and not objective.feasible(b):
         assert low <= 1 <= high
+
+
+def test_among_feasible_scores_of_one_cost_the_smaller_loss_has_the_lower_energy() -> None:
+    reference = Score(0.9, 20.0)
+    assert CHEAPEST.feasible(Score(0.8999, 20.0))
+    for cost in (20.0, 19.5, 0.0, 400.0):
+        energies = [CHEAPEST.energy(Score(value, cost), reference) for value in (0.95, 0.9, 0.8999, 0.89985)]
+        assert energies == sorted(set(energies)), "all differ"
+        assert energies[-1] < CHEAPEST.energy(Score(0.95, cost + 0.1), reference), "the cost comes first"
 
 
 def test_configuration() -> None:

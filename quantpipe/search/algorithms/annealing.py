@@ -2,13 +2,15 @@
 
 `search.py` of ZihengJiang/tvm-hago, the code of the RFC: T from 0.5 to 5e-4, T *= 0.99 per step (688 steps); a
 neighbour changes 10 % of the dimensions by uniform {-2..2}, clamped; a worse one is accepted with probability
-exp(-(increase) / T). Here the energy is `Objective.energy`, which counts cost as well as value, and the walk starts at
-the most precise point instead of a random one, so that the smallest budget has a safe answer.
+exp(-(increase) / T). Here the increase is the share of all measured points that are between the two in the objective's
+order. So it needs no unit, and it counts the loss among points of one cost. The walk starts at the most precise point
+instead of a random one, so that the smallest budget has a safe answer.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +26,7 @@ from quantpipe.types import ChoiceSpace, Point
 class Annealing:
     """One walk. `share` of the choices (at least one) move by up to `reach` options per step."""
 
-    start_temperature: float = 0.5
+    start_temperature: float = 0.05
     end_temperature: float = 5e-4
     cooling: float = 0.99
     share: float = 0.1
@@ -39,15 +41,21 @@ class Annealing:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Walk from the first point to random neighbours, taking worse ones less and less often."""
-        point, score, start = begin(space, evaluate, objective)
-        energy = objective.energy(score, start)
+        point, score, _ = begin(space, evaluate, objective)
+        key = objective.key(score)
+        measured = {point}
+        order = [key]  # sorted: the last is the best
         temperature = self.start_temperature
         while temperature > self.end_temperature and space.size > 1:
             neighbour = self._neighbour(space, point, rng)
             (score,) = evaluate([neighbour])
-            attempt = objective.energy(score, start)
-            if attempt <= energy or rng.random() < math.exp((energy - attempt) / temperature):
-                point, energy = neighbour, attempt
+            attempt = objective.key(score)
+            if neighbour not in measured:
+                measured.add(neighbour)
+                insort(order, attempt)
+            increase = (bisect_left(order, key) - bisect_left(order, attempt)) / len(order)
+            if attempt >= key or rng.random() < math.exp(-increase / temperature):
+                point, key = neighbour, attempt
             temperature *= self.cooling
 
     def _neighbour(self, space: ChoiceSpace, point: Point, rng: np.random.Generator) -> Point:

@@ -87,10 +87,16 @@ class _Turns:
     lost: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def first_better(self, choice: int, options: list[int]) -> None:
-        """Take the first of these options that is better; the others are expected to lose a little."""
+        """Take the first of these options that is better; the others are expected to lose a little.
+
+        Where it removes more than half of the loss, the choice matters most, and the others are tried at once.
+        """
         for place, option in enumerate(options):
+            before = self.objective.reference_value - self.score.compared
             if self._takes(choice, option):
                 left = self.objective.reference_value - self.score.compared
+                if left < before / 2:
+                    continue
                 self.lost |= {(choice, other): _UNTRIED * left for other in options[place + 1 :]}
                 return
 
