@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from machine import processor
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -28,13 +29,15 @@ Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ROUNDS = 100
 STORED: dict[str, Any] = {"option": "ort_cpu", "recurrent": {"inputs": "uint8", "cell_state": "int16"}}
+DYNAMIC = "cells with scales of each run"
 WAYS: tuple[tuple[str, str, Any], ...] = (
     ("cells", "cells", "ort_cpu"),
+    (DYNAMIC, "cells", "ort_cpu"),
     ("steps", "steps", "ort_cpu"),
     ("loops", "loops", "ort_cpu"),
     ("loops that hand on uint8 and cell states of int16", "loops", STORED),
 )
-"""What is told of a way, `recurrent`, and the device."""
+"""The name of a way, `recurrent`, and the device."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,15 @@ def rows(net: Net, folder: Path) -> Iterator[str]:
     inside = "DynamicQuantizeLSTM" if net.op == "LSTM" else "its recurrent layers stay in float"
     yield row(f"onnxruntime, dynamic ({inside})", made.read_bytes(), x, wanted)
     for name, recurrent, hardware in WAYS:
+        if name == DYNAMIC and net.op != "LSTM":
+            continue
         result = quantpipe.quantize(
             given,
             quantpipe.SampleSets(calibrate={"x": frames(net, 128, 1)}, evaluate={"x": x[:64]}),
             hardware,
             recurrent=recurrent,
             recover="none",
+            annotate={"dynamic": ["*"]} if name == DYNAMIC else None,
             folder=folder / name,
         )
         if result.report["agreement"]["differing"]:
@@ -166,7 +172,8 @@ def rows(net: Net, folder: Path) -> Iterator[str]:
 def main() -> None:
     """Print a table for each network."""
     print("# Recurrent layers\n")
-    print(f"`python benchmarks/recurrent.py`, onnxruntime {ort.__version__}, one thread, one sequence at a time.")
+    print(f"{processor()}. `python benchmarks/recurrent.py`, onnxruntime {ort.__version__}.")
+    print("One thread, one sequence at a time.")
     for net in NETS:
         ways = ", both ways" if net.ways == 2 else ""
         print(

@@ -172,8 +172,10 @@ def decide(
         for n in graph.nodes
         if structure.floats(n.name)
     }
-    dynamic = dynamic_nodes(graph, spec, options.dynamic)
-    kept = _angles(graph) | _skipped(graph, spec) | _kept_in_float(graph, options) | dynamic | chosen
+    asked = _kept_in_float(graph, options)
+    named = {name for name, reason in asked.items() if reason.kind is not ReasonKind.NOT_ASKED}
+    dynamic = dynamic_nodes(graph, spec, options.dynamic, without=named)
+    kept = _angles(graph) | _skipped(graph, spec) | asked | dynamic | chosen
     additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
     found = Conditions({}, {}, additions, _held(graph, options))
     either: dict[str, OpSignature] = {}

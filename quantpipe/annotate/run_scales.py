@@ -1,7 +1,7 @@
-"""Dense layers whose input gets a scale from the samples of each run: which layers `annotate.dynamic` names.
+"""Layers whose input gets a scale from the samples of each run: which layers `annotate.dynamic` names.
 
 Such a layer stays in float. Inside, its input is rounded to uint8 by the extremes of the run's whole tensor, and
-multiplied by an integer weight.
+multiplied by an integer weight. Recurrent layers round the state of each step as well.
 
 Files of this feature, all `run_scales.py`: `annotate` (which layers), `lowering` (how they are written), `verify`
 (checks the written nodes).
@@ -9,19 +9,43 @@ Files of this feature, all `run_scales.py`: `annotate` (which layers), `lowering
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from quantpipe.errors import ConfigError
+from quantpipe.graph.op_tables import DYNAMIC_CELLS
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.option_checks import matching
-from quantpipe.types import HardwareSpec, Reason, ReasonKind, Topology
+from quantpipe.types import (
+    DType,
+    DynamicCell,
+    Edge,
+    Granularity,
+    HardwareSpec,
+    Reason,
+    ReasonKind,
+    Topology,
+    WeightSite,
+)
 
 WHERE = "annotate.dynamic"
 
+CELL_WEIGHTS = (1, 2)
+"""Ports of a recurrent layer: its weights of the input and of the state."""
 
-def dynamic_nodes(graph: Graph, spec: HardwareSpec, patterns: Sequence[str]) -> dict[str, Reason]:
+
+def able_nodes(graph: Graph, spec: HardwareSpec) -> list[str]:
+    """Return the nodes that the device can run with scales of each run."""
+    able = {n.name for n in graph.nodes if n.op in spec.dynamic and _weights(n, graph)}
+    return sorted(name for name in able if _alone(graph.by_name[name], graph, able))
+
+
+def dynamic_nodes(
+    graph: Graph, spec: HardwareSpec, patterns: Sequence[str], *, without: Collection[str] = ()
+) -> dict[str, Reason]:
     """Return the nodes that patterns name and the device runs with scales of each run, with the reason.
+
+    `without`: nodes that other options keep in float.
 
     Raises ConfigError where the device has no such kernels, and for a pattern without such a node.
     """
@@ -33,13 +57,13 @@ def dynamic_nodes(graph: Graph, spec: HardwareSpec, patterns: Sequence[str]) -> 
             "or a hardware file with the field `dynamic`, such as ort_cpu",
             where=WHERE,
         )
-    able = {n.name for n in graph.nodes if n.op in spec.dynamic and _is_able(n, graph)}
-    able = {name for name in able if _alone(graph.by_name[name], graph, able)}
+    able = able_nodes(graph, spec)
     found: dict[str, Reason] = {}
     for pattern in patterns:
         ops = " or ".join(spec.dynamic)
-        for name in matching(WHERE, pattern, sorted(able), f"{ops} of the model by a constant matrix"):
+        for name in matching(WHERE, pattern, able, f"{ops} of the model by constant matrices"):
             found[name] = Reason(ReasonKind.DYNAMIC, f"its input has a scale of each run, by {WHERE} ({pattern})")
+    found = {name: reason for name, reason in found.items() if name not in without}
     kept = {n.name: found[n.name] for n in graph.nodes if n.name in found and _alone(n, graph, set(found))}
     if shared := [name for name in found if name not in kept]:
         raise ConfigError(
@@ -50,32 +74,90 @@ def dynamic_nodes(graph: Graph, spec: HardwareSpec, patterns: Sequence[str]) -> 
     return kept
 
 
-def dynamic_note(topology: Topology) -> str | None:
-    """Return what scales of each run mean for the results of a model; None without such layers."""
-    count = len(topology.dynamic)
-    if not count:
-        return None
-    layers = f"{topology.dynamic[0]}{f' and {count - 1} more layers' if count > 1 else ''}"
-    have = "have input scales" if count > 1 else "has an input scale"
-    return (
-        f"{layers} {have} of the samples of each run ({WHERE}): a sample's result depends on the other samples of its "
-        "batch, and on the number of tokens or frames in a run. Steps with a cache do not equal one run over a text"
+def dynamic_cells(graph: Graph, reasons: Mapping[str, Reason]) -> tuple[DynamicCell, ...]:
+    """Return the recurrent layers among the nodes with scales of each run.
+
+    `reasons`: float node -> why it is in float.
+    """
+    asked = (n for n in graph.nodes if n.name in reasons and reasons[n.name].kind is ReasonKind.DYNAMIC)
+    return tuple(
+        DynamicCell(n.name, n.op, (n.inputs[CELL_WEIGHTS[0]], n.inputs[CELL_WEIGHTS[1]])) for n in asked if _is_cell(n)
     )
 
 
-def _is_able(node: Node, graph: Graph) -> bool:
-    """Return whether a node multiplies one float tensor by a constant matrix, and by nothing else."""
+def cell_weights(
+    spec: HardwareSpec,
+    cells: Sequence[DynamicCell],
+    granularity: Callable[[str], Granularity],
+    *,
+    edges: Sequence[Edge],
+) -> tuple[WeightSite, ...]:
+    """Return the weights of recurrent layers, `[D, 4·H, K]`, with a scale for each row where they have several.
+
+    Both directions share the scales of their rows.
+    """
+    bits = spec.weights.bits_in(DType.INT8)
+    found: dict[str, WeightSite] = {}
+    for cell in cells:
+        for weight in cell.weights:
+            axis = 1 if granularity(weight) is Granularity.PER_CHANNEL else None
+            keys = tuple(e.key for e in edges if e.tensor == weight)
+            found[weight] = WeightSite(weight, (cell.node,), DType.INT8, 1, axis, bits, keys)
+    return tuple(found.values())
+
+
+def dynamic_note(topology: Topology) -> str | None:
+    """Return what scales of each run mean for the results of a model; None without such layers."""
+    named = (*topology.dynamic, *topology.cell_of)
+    count = len(named)
+    if not count:
+        return None
+    layers = f"the layers {named[0]} and {count - 1} more have" if count > 1 else f"the layer {named[0]} has"
+    scales = "input scales" if count > 1 else "an input scale"
+    return (
+        f"{layers} {scales} of the samples of each run ({WHERE}): a sample's result depends on the other samples of "
+        "its batch, and on the number of tokens or frames in a run. Steps with a cache do not equal one run over a text"
+        f"{_threads(topology)}"
+    )
+
+
+def _threads(topology: Topology) -> str:
+    """Return what else the results of recurrent layers depend on; nothing without such layers."""
+    if not topology.cells:
+        return ""
+    return (
+        f". onnxruntime gives the states of each thread a scale, so {topology.cells[0].node} computes the compared "
+        "numbers with one thread (intra_op_num_threads = 1)"
+    )
+
+
+def _is_cell(node: Node) -> bool:
+    return node.op in DYNAMIC_CELLS
+
+
+def _weights(node: Node, graph: Graph) -> tuple[str, ...]:
+    """Return the constants by which a node multiplies float tensors; () where it cannot have scales of each run.
+
+    That is one matrix of a dense layer, which multiplies by nothing else, and two of a recurrent layer.
+    """
     rule = rule_of(node)
-    if rule is None or rule.refuse(node, graph) is not None or graph.dtypes.get(node.outputs[0]) != "float32":
-        return False
+    made = [t for t in node.outputs if t]
+    if any(graph.dtypes.get(t) != "float32" for t in made):
+        return ()
+    if _is_cell(node):
+        found = tuple(node.inputs[port] for port in CELL_WEIGHTS)
+        constant = all(graph.is_constant(weight) for weight in found)
+        return found if constant and found[0] != found[1] and not node.attr("layout", 0) else ()
+    if rule is None or rule.refuse(node, graph) is not None or len(rule.activations(node, graph)) != 1:
+        return ()
     weight = rule.weight_of(node, graph)
-    return weight is not None and len(graph.shapes[weight]) == 2 and len(rule.activations(node, graph)) == 1
+    return (weight,) if weight is not None and len(graph.shapes[weight]) == 2 else ()
 
 
 def _alone(node: Node, graph: Graph, others: set[str]) -> bool:
-    """Return whether nothing but such nodes reads the weight of a node."""
-    rule = rule_of(node)
-    weight = rule.weight_of(node, graph) if rule is not None else None
-    readers = {reader.name for reader, _ in graph.consumers.get(weight or "", ())}
-    captured = any(weight in n.captured for n in graph.nodes)
-    return readers <= others and not captured and weight not in graph.output_names
+    """Return whether nothing but such nodes reads the weights of a node; a recurrent layer's belong to it alone."""
+    weights = _weights(node, graph)
+    readers = {reader.name for weight in weights for reader, _ in graph.consumers.get(weight, ())}
+    captured = any(weight in n.captured for n in graph.nodes for weight in weights)
+    legal = {node.name} if _is_cell(node) else {name for name in others if not _is_cell(graph.by_name[name])}
+    return readers <= legal and not captured and graph.output_names.isdisjoint(weights)

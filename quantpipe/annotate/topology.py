@@ -25,6 +25,7 @@ from quantpipe.annotate.half import half_nodes
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.preset_ranges import pins_of
 from quantpipe.annotate.recurrent_loop import edges_of, loop_sites, loop_weights, with_state_bits
+from quantpipe.annotate.run_scales import cell_weights, dynamic_cells
 from quantpipe.annotate.settle import settle
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.annotate.weighted import reason_of, weighted
@@ -105,13 +106,16 @@ def analyze(
         least=least,
     )
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
+    cells = dynamic_cells(graph, reasons)
+    sites += cell_weights(spec, cells, granularity, edges=edges)
     sites = tuple(with_block(site, structure) for site in sites)
     most = limited(spec, settled_here.sites)
     held_bits = cache_bits(graph, spec)
     most |= {t: min(bits, most.get(t, bits)) for t, bits in held_bits.items()}
     caches = cache_sites(graph, spec, solved.kernels, solved.groups, reasons=reasons)
     ends = ends_of(graph, spec, kernels)
-    holding = [t for table in tables for t in table.nodes] + [k.node for k in real] + [s.node for s in loops.sites]
+    holding = [t for table in tables for t in table.nodes] + [k.node for k in real]
+    holding += [s.node for s in loops.sites] + [c.node for c in cells]
     groups = tuple(bounded_group(g, most, ends) for g in with_state_bits(solved.groups, loops.sites))
     sites = tuple(bounded_weight(w, most, ends) for w in sites)
     return Topology(
@@ -129,6 +133,7 @@ def analyze(
         real_caches=caches.real,
         half_nodes=half_nodes(graph, spec, options.float_type, reasons, held=holding),
         weighted=real,
+        cells=cells,
         loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),
         signatures=ways if any(len(found) > 1 or any(s.has_own for s in found) for found in ways.values()) else {},
     )

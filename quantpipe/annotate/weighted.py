@@ -20,7 +20,8 @@ def weighted(graph: Graph, spec: HardwareSpec, reasons: Mapping[str, Reason]) ->
 
     `reasons`: float node -> why it is in float.
     """
-    asked = tuple(_real(n, graph) for n in graph.nodes if n.name in reasons and _is_dynamic(reasons[n.name]))
+    dynamic = [n for n in graph.nodes if n.name in reasons and reasons[n.name].kind is ReasonKind.DYNAMIC]
+    asked = tuple(_real(n, graph) for n in dynamic if rule_of(n) is not None)
     if spec.weights.block is None or not spec.weights.block.are_real:
         return asked
     captured = {t for n in graph.nodes for t in n.captured}
@@ -55,10 +56,6 @@ def _kernel(node: Node, graph: Graph, spec: HardwareSpec, reason: Reason) -> Ker
     if weight is None or reason.kind not in LEFT or not signatures_of(graph, spec, node):
         return None
     return _real(node, graph)
-
-
-def _is_dynamic(reason: Reason) -> bool:
-    return reason.kind is ReasonKind.DYNAMIC
 
 
 def _real(node: Node, graph: Graph) -> Kernel:

@@ -192,7 +192,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
     refused = tuple(
         Refused(n.name, n.op, topology.float_nodes[n.name].text, work[n.name])
         for n in reals
-        if n.name in topology.float_nodes and n.name not in topology.weighted_of
+        if n.name in topology.float_nodes and n.name not in {*topology.weighted_of, *topology.cell_of}
     )
     sums = accumulations(graph, topology, spec, schema)
     total = sum(work.values())
@@ -211,7 +211,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         schema=schema.name,
         verdict=_verdict(topology, refused, sums, spec),
         nodes=len(reals),
-        integer_nodes=len(reals) - len(refused) - len(topology.weighted),
+        integer_nodes=len(reals) - len(refused) - len(topology.weighted) - len(topology.cells),
         mac_share=integer / total if total else 0.0,
         refused=refused,
         islands=islands(graph, topology),
@@ -258,7 +258,7 @@ def _verdict(
     topology: Topology, refused: tuple[Refused, ...], sums: tuple[Accumulation, ...], spec: HardwareSpec
 ) -> DeviceVerdict:
     """Return the verdict: a device that never overflows rejects risky sums; others run them, wrongly."""
-    if not (topology.kernels or topology.weighted) or (refused and spec.float_on is FloatOn.NONE):
+    if not (topology.kernels or topology.weighted or topology.cells) or (refused and spec.float_on is FloatOn.NONE):
         return DeviceVerdict.CANNOT_RUN
     # Of a product of two activations no overflow is simulated, so a plan that could reach one is refused.
     over = [topology.kernel_of[a.node] for a in sums if a.overflows]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from quantpipe.annotate.run_scales import able_nodes
 from quantpipe.data.subset import First
 from quantpipe.errors import brief
 from quantpipe.evaluate.nearness import below, nearness
@@ -27,11 +28,6 @@ from quantpipe.intake.isolated_process import Limits, Tell, apart
 from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, Isa, LatencyPart, OutputRow, Samples, Topology
-
-GIVEN_CELLS = (
-    "for LSTM layers, a model.path that onnxruntime's quantize_dynamic wrote with op_types_to_quantize=['LSTM']: "
-    "quantpipe keeps its DynamicQuantizeLSTM, and writes none itself"
-)
 
 BEHIND_DB = 0.5
 """From here on it is told."""
@@ -170,19 +166,21 @@ def _dynamic_remedies(graph: Graph, topology: Topology, spec: HardwareSpec, *, a
     """
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     dense = sorted({k.op for k in topology.kernels if k.op in spec.dynamic and k.weight is not None})
+    able = [n.op for n in graph.nodes if n.name in able_nodes(graph, spec) and n.name not in topology.cell_of]
+    cells = sorted(DYNAMIC_CELLS.keys() & able)
     anew = graph.as_given is not None  # recurrent layers, which onnxruntime runs as one, are steps or loops
     found = [OWN_CELLS] if anew else []
-    if dense:
+    if dense or cells:
+        only = f" annotate.only_ops=[{','.join(dense)}]" if dense else ""
+        layers = " and ".join(["dense"] * bool(dense) + cells)
         found.append(
-            f"annotate.dynamic=['*'] annotate.only_ops=[{','.join(dense)}], the same form of the dense layers, whose "
-            "results depend on what a batch holds"
+            f"annotate.dynamic=['*']{only}, the same form of the {layers} layers, whose results depend on what a batch "
+            "holds"
         )
     elif topology.dynamic and spec.isa is Isa.ANY and accurate:
         found.append("hardware.isa=vnni, with which weights are not limited so that no pair of products saturates")
     if products and not anew:
         found.append(f"annotate.only_ops=[{','.join(products)}]")
-    if any(n.op in DYNAMIC_CELLS for n in graph.nodes):
-        found.append(GIVEN_CELLS)
     return [*found, "recover=default"] if accurate or not found else found
 
 

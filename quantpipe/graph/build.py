@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,18 @@ class GraphBuilder:
         attrs = {a.name: a for a in convert_attributes(attributes)}
         return self._append(op_type, domain, inputs, attrs, name=name, outputs=[output or name], claim=claim)[0]
 
-    def results(self, op_type: str, *inputs: ir.Value | None, name: str, outputs: Sequence[str]) -> list[ir.Value]:
-        """Append a node of ONNX's own domain without attributes, with several outputs; return these."""
-        return self._append(op_type, "", inputs, {}, name=name, outputs=list(outputs), claim=False)
+    def results(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        name: str,
+        outputs: Sequence[str],
+        domain: str = "",
+        attributes: Mapping[str, ir.Attr] = MappingProxyType({}),
+        claim: bool = False,
+    ) -> list[ir.Value]:
+        """Append a node with several outputs; return these."""
+        return self._append(op_type, domain, inputs, attributes, name=name, outputs=list(outputs), claim=claim)
 
     def copy(
         self,

@@ -104,6 +104,8 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
         width = _operand_bits(kernel, bits, real) if loop is None else _loop_bits(loop, bits)
         if node.name in topology.dynamic:
             width = RUN_BITS * bits[topology.weighted_of[node.name].weight or ""]
+        elif (cell := topology.cell_of.get(node.name)) is not None:
+            width = RUN_BITS * max(bits[weight] for weight in cell.weights)
         total += macs(node, graph) * width
     return float(total)
 
@@ -151,6 +153,9 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
             loaded = sum(prod(graph.shapes[w.tensor]) * w.dtype.bits / 8 for w in held)
             widest = max(topology.group_of[loop.state].dtype.bits, *(w.dtype.bits for w in held))
             found = work / rate(spec, widest)
+        elif (cell := topology.cell_of.get(node.name)) is not None:
+            loaded = sum(prod(graph.shapes[t]) * topology.weight_of[t].dtype.bits / 8 for t in cell.weights)
+            found = work / rate(spec, RUN_BITS)
         elif kernel is None:
             rule = rule_of(node)
             weight = rule.weight_of(node, graph) if rule is not None else None

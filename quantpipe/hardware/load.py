@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from quantpipe.errors import nearest
+from quantpipe.graph.op_tables import DYNAMIC_CELLS
 from quantpipe.hardware.cache_limits import read_cache
 from quantpipe.hardware.chip import read_chip
 from quantpipe.hardware.contradictions import refuse_contradictions
@@ -90,8 +91,8 @@ OPTIONAL = (
 )
 LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
-DYNAMIC = tuple(op for op, columns in COLUMNS.items() if isinstance(columns, DenseColumns))
-"""Ops that may have a scale of each run: DynamicQuantizeLinear and MatMulInteger compute them."""
+DYNAMIC = (*(op for op, columns in COLUMNS.items() if isinstance(columns, DenseColumns)), *DYNAMIC_CELLS)
+"""Ops that may have scales of each run: DynamicQuantizeLinear and MatMulInteger compute them, or a recurrent op."""
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 

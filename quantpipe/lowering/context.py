@@ -6,7 +6,7 @@ the plan and adds none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -87,6 +87,9 @@ class Dialect(Protocol):
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write a node that multiplies floats by an integer weight; the result must have the tensor's name."""
+
+    def recur(self, context: Context, node: Node) -> Sequence[ir.Value]:
+        """Write a recurrent layer whose input and state get scales of each run; results have the tensors' names."""
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
         """Write the product of a loop's state by an integer weight into its body; floats, float32.

@@ -60,6 +60,8 @@ def render(
             context.set(node.outputs[0], Form.FLOAT, real)
         elif node.name in topology.loop_of:
             _keep(context, node, write_loop(context, node))
+        elif node.name in topology.cell_of:
+            _keep(context, node, dialect.recur(context, node))
         elif node.name not in topology.fused_into:
             _copy_float(context, node)
     outputs, entered = [], {info.name for info in entering}

@@ -1,8 +1,9 @@
-"""Write a dense layer whose input gets a scale from the samples of each run.
+"""Write a layer whose input gets a scale from the samples of each run.
 
 DynamicQuantizeLinear gives uint8 integers of the input, by the extremes of the whole tensor and zero. MatMulInteger
-multiplies them by the integer weight; the sums become floats, to which the bias is added. All forms write these ops,
-so that runtimes fuse them alike.
+multiplies them by the integer weight; the sums become floats, to which the bias is added. A recurrent layer is one op,
+which does so with its input and with the state of each step. All forms write these ops, so that runtimes fuse them
+alike.
 
 Files of this feature, all `run_scales.py`: `annotate` (which layers), `lowering` (how they are written), `verify`
 (checks the written nodes).
@@ -16,13 +17,17 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.arrays import Array
-from quantpipe.graph.view import Node
+from quantpipe.graph.op_tables import DYNAMIC_CELLS
+from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.context import Context
 from quantpipe.oprules import rule_of
 from quantpipe.types import Kernel
 
 Write = Callable[[str, Array], ir.Value]
+
+OPTIONAL = 5
+"""Inputs of a recurrent layer after its weights: bias, lengths, initial state, initial cell state, peepholes."""
 
 
 def weigh_by_run(
@@ -47,6 +52,33 @@ def weigh_by_run(
         return b.op("Mul", real, scale, name=f"{name}/scaled", output=result, claim=True)
     scaled = b.op("Mul", real, scale, name=f"{name}/scaled")
     return b.op("Add", scaled, context.real(bias), name=f"{name}/bias", output=result, claim=True)
+
+
+def recur_by_run(context: Context, node: Node, *, write: Write) -> list[ir.Value]:
+    """Write a recurrent layer whose input and state get scales of each run; return its float results.
+
+    Its weights are `[D, K, 4·H]`, with a scale and a zero point for each row, `[D, 4·H]`.
+    """
+    held = [context.plan.weights[t] for t in context.topology.cell_of[node.name].weights]
+    directions, outputs, _ = held[0].values.shape
+    stored, numbers = [], []
+    for weight in held:
+        laid = np.ascontiguousarray(weight.values.transpose(0, 2, 1))
+        scale, zero = (np.broadcast_to(a, (directions, outputs)) for a in (weight.scale, weight.zero))
+        stored.append(write(f"{weight.tensor}_q", laid))
+        numbers.append(write(f"{weight.tensor}_scale", np.ascontiguousarray(scale)))
+        numbers.append(write(f"{weight.tensor}_zero_point", zero.astype(weight.values.dtype)))
+    others = [context.real(t) for t in node.inputs[1 + len(held) :]]
+    others += [None] * (OPTIONAL - len(others))
+    return context.builder.results(
+        DYNAMIC_CELLS[node.op],
+        *(context.real(node.inputs[0]), *stored, *others, *numbers),
+        name=node.name,
+        outputs=node.outputs,
+        domain=MS_DOMAIN,
+        attributes={name: value for name, value in node.attributes.items() if name != "layout"},
+        claim=True,
+    )
 
 
 def _by_run(context: Context, tensor: str) -> list[ir.Value]:

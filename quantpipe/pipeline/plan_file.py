@@ -78,8 +78,12 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> PlanFile:
     }
     if plan.tables:
         found["tables"] = _tables(plan, topology)
-    if topology.weighted:
+    if topology.weighted or topology.cells:
         found["weighted"] = {k.node: _weighted(k, topology) for k in topology.weighted}
+        for cell in topology.cells:
+            weight, state = cell.weights
+            part: WeightedPart = {"op": cell.op, "weight": weight, "state_weight": state, "dynamic": True}
+            found["weighted"][cell.node] = part
     if plan.loops:
         found["loops"] = {node: _loop(products, topology.loop_of[node]) for node, products in plan.loops.items()}
     if topology.caches:

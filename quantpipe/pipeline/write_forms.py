@@ -13,7 +13,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms_agreement import WrittenBeside, agreement_row
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.session_options import carried
+from quantpipe.graph.session_options import carried, differs_by_threads
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
@@ -66,13 +66,19 @@ class Forms:
     def deployment(self, context: RunContext) -> DeploymentPart:
         """Return how model.onnx is run, for the report."""
         options, settings = carried(self.first.model), context.settings
+        one_thread = differs_by_threads(self.first.model)
         return {
             "file": MODEL,
             "form": self.backend,
             "options": options,
-            "sentence": how_to_run(MODEL, options, settings.spec),
+            "sentence": how_to_run(MODEL, options, settings.spec, one_thread=one_thread),
             "code": loading_code(
-                MODEL, options, context.graph, self.made.preprocessing, caches=stored_ports(self.first.model)
+                MODEL,
+                options,
+                context.graph,
+                self.made.preprocessing,
+                caches=stored_ports(self.first.model),
+                one_thread=one_thread,
             ),
             "command": settings.resume_command,
             "files": [
@@ -85,12 +91,15 @@ class Forms:
     def ship(self, context: RunContext, plan: QuantPlan) -> str:
         """Return SHIP.md."""
         named = (MODEL,) if self.genai is None else (MODEL, CONFIG)
-        rows = [Shipped(self.backend, named, carried(self.first.model), caches=stored_ports(self.first.model))]
+        model = self.first.model
+        by_threads = differs_by_threads(model)
+        rows = [Shipped(self.backend, named, carried(model), caches=stored_ports(model), one_thread=by_threads)]
         for form in self.beside:
             options = carried(form.rendered.model) if form.rendered is not None else {}
             caches = stored_ports(form.rendered.model) if form.rendered is not None else ()
             files = tuple(form.files) or (form.file,)
-            rows.append(Shipped(form.form, files, options, form.inexact, form.howto, caches))
+            by_threads = form.rendered is not None and differs_by_threads(form.rendered.model)
+            rows.append(Shipped(form.form, files, options, form.inexact, form.howto, caches, by_threads))
         return ship_text(
             context.graph, plan, rows, topology=context.topology, spec=context.settings.spec, made=self.made
         )

@@ -113,6 +113,12 @@ def in_own_type(weight: WeightTensor, own: DType) -> WeightTensor:
     return replace(weight, values=values, dtype=own, zero_point=np.asarray(weight.zero_point + DType.INT8.qmin))
 
 
+def about_128(weight: WeightTensor) -> WeightTensor:
+    """Return int8 weights as uint8 with a zero point 128 greater: the same real values."""
+    values = np.bitwise_xor(weight.values.view(np.uint8), SIGN)
+    return replace(weight, values=values, dtype=DType.UINT8, zero_point=np.asarray(weight.zero_point + 128))
+
+
 def rounded_pairs(steps: NDArray[np.floating[Any]], low: int, high: int, most: int) -> Floats:
     """Return integers of `[…, K]` weights in steps, neighbours along the last axis as pairs of at most `most`.
 
@@ -331,11 +337,10 @@ def _as_unsigned(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, wh
     """The same weights as uint8 about 128; those in blocks, whose integers are made at load, stay as they are."""
     if weight.block is not None:
         return weight
-    flipped = np.bitwise_xor(weight.values.view(np.uint8), SIGN)
     axis = builder.topology.weight_of[weight.tensor].channel_axis
     channels = saturating_channels(weight.values, axis, data.qmax)
     _report(builder, weight, where, channels=channels, factor=1.0, reason=f"{SATURATES}; {UNSIGNED}")
-    return replace(weight, values=flipped, dtype=DType.UINT8, zero_point=np.asarray(weight.zero_point + 128))
+    return about_128(weight)
 
 
 def _report(

@@ -24,7 +24,14 @@ from quantpipe.plan.loop_numbers import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.table_numbers import given_table, row_table, tied_table
-from quantpipe.plan.weights import choose_dynamic_weight, choose_loop_weight, choose_real_weight, choose_weight, ends
+from quantpipe.plan.weights import (
+    choose_cell_weight,
+    choose_dynamic_weight,
+    choose_loop_weight,
+    choose_real_weight,
+    choose_weight,
+    ends,
+)
 from quantpipe.types import (
     Blocks,
     DType,
@@ -103,6 +110,9 @@ class Planner:
         for site in topology.loops:
             for _, tensor in site.products:
                 choose_loop_weight(builder, site, tensor)
+        for cell in topology.cells:
+            for tensor in cell.weights:
+                choose_cell_weight(builder, tensor)
         for kernel in topology.kernels:
             rule = rule_of(self._graph.by_name[kernel.node])
             if rule is not None:

@@ -11,7 +11,7 @@ from quantpipe import intmath
 from quantpipe.graph.external_weights import beside
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.pair_safe import exact_weight, pair_safe
+from quantpipe.plan.pair_safe import about_128, exact_weight, pair_safe
 from quantpipe.plan.saturating_pairs import OF_RUN, multiplies_in_pairs, saturates
 from quantpipe.types import Kernel, LoopSite, PowerOfTwo, WeightTensor
 
@@ -81,6 +81,16 @@ def choose_loop_weight(builder: PlanBuilder, site: LoopSite, tensor: str) -> Non
     axis = builder.topology.weight_of[tensor].channel_axis
     if multiplies_in_pairs(weight, state) and saturates(weight.values, axis, state.qmax):
         builder.weights[tensor] = exact_weight(builder, weight, state, where=site.node)
+
+
+def choose_cell_weight(builder: PlanBuilder, tensor: str) -> None:
+    """Choose the integers of a weight of a recurrent layer with scales of each run.
+
+    They are uint8, whose products by uint8 inputs every processor adds exactly.
+    """
+    choose_real_weight(builder, tensor)
+    if multiplies_in_pairs(weight := builder.weights[tensor], OF_RUN):
+        builder.weights[tensor] = about_128(weight)
 
 
 def _raise_scale(

@@ -11,7 +11,7 @@ from quantpipe.graph.length_limits import KEY as LENGTHS
 from quantpipe.graph.length_limits import LengthLimit
 from quantpipe.graph.stored_ports import StoredPort
 from quantpipe.graph.view import Graph
-from quantpipe.realize.deployment import how_to_run, loading_code
+from quantpipe.realize.deployment import THREADS, how_to_run, loading_code
 from quantpipe.realize.open_lengths import length_limits, longest_open_sum
 from quantpipe.realize.provenance import Provenance, port_numbers
 from quantpipe.realize.ship_samples import IDENTITY
@@ -28,6 +28,7 @@ class Shipped:
         inexact: Why it does not compute exactly the searched numbers; None where it does.
         howto: How it is used, where onnxruntime does not run it: Markdown.
         caches: Caches of a decoder whose inputs and outputs are integers.
+        one_thread: Its results depend on the number of threads of onnxruntime.
     """
 
     form: str
@@ -36,6 +37,7 @@ class Shipped:
     inexact: str | None = None
     howto: str | None = None
     caches: tuple[StoredPort, ...] = ()
+    one_thread: bool = False
 
 
 def ship_text(
@@ -84,14 +86,17 @@ def ship_text(
         if form.howto is not None:
             lines += [form.howto]
             continue
-        code = loading_code(form.files[0], form.options, graph, made.preprocessing, caches=form.caches)
-        lines += [f"{_capital(how_to_run(form.files[0], form.options, spec))}.", "", "```python", code, "```"]
+        file, one = form.files[0], form.one_thread
+        code = loading_code(file, form.options, graph, made.preprocessing, caches=form.caches, one_thread=one)
+        run = how_to_run(file, form.options, spec, one_thread=one)
+        lines += [f"{_capital(run)}.", "", "```python", code, "```"]
     return "\n".join(lines) + "\n"
 
 
 def _row(form: Shipped) -> str:
     files = ", ".join(f"`{name}`" for name in form.files)
-    options = ", ".join(f"`{k}={v}`" for k, v in form.options.items()) or "none"
+    named = [f"`{THREADS}`"] if form.one_thread else []
+    options = ", ".join([*named, *(f"`{k}={v}`" for k, v in form.options.items())]) or "none"
     return f"| {form.form} | {files} | {options} | {'yes' if form.inexact is None else f'no: {form.inexact}'} |"
 
 

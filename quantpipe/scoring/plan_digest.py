@@ -31,6 +31,9 @@ class PlanDigest:
             names |= dict.fromkeys(loop.stored)
             for _, tensor in loop.products:
                 digest.update(plan.weights[tensor].digest)
+        for cell in topology.cells:
+            for tensor in cell.weights:
+                digest.update(plan.weights[tensor].digest)
         for name in names:
             for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
                 _feed(digest, numbers.get(name))

@@ -60,6 +60,7 @@ class Section:
                 self.topology.kernels,
                 self.topology.weighted,
                 self.topology.loops,
+                self.topology.cells,
                 self.feeds,
                 self.reads,
                 self.makes,

@@ -9,7 +9,7 @@ simulated graph does not approximate the realized one: it computes the same inte
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from quantpipe.lowering.fixedpoint import fixed_sum
 from quantpipe.lowering.loop_writers import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
-from quantpipe.lowering.run_scales import weigh_by_run
+from quantpipe.lowering.run_scales import recur_by_run, weigh_by_run
 from quantpipe.oprules import Family
 from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.plan.weight_blocks import real_weight
@@ -123,7 +123,7 @@ class Simulated(Arithmetic):
     def session_options(self, context: Context) -> Mapping[str, str]:
         """Return the realized model's option if ops that quantize at run time follow it; else none."""
         graph, topology = context.graph, context.topology
-        own = topology.dynamic or quantizes_itself(graph.model)
+        own = topology.dynamic or topology.cells or quantizes_itself(graph.model)
         return EXACT_PAIRS if own and kernels_with_wide_pairs(graph, topology, context.plan) else {}
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -133,18 +133,17 @@ class Simulated(Arithmetic):
         """
         weight = context.plan.weights[kernel.weight or ""]
         if node.name in context.topology.dynamic:
-            return weigh_by_run(
-                context,
-                node,
-                kernel,
-                write=partial(self._weight, context),
-                weight=lambda values: self._weight(context, f"{weight.tensor}.integers", values),
-            )
+            write = partial(self._weight, context)
+            return weigh_by_run(context, node, kernel, write=write, weight=partial(write, f"{weight.tensor}.integers"))
         real = real_weight(weight, context.topology.weight_of[weight.tensor].channel_axis)
         found = self._weight(context, f"{weight.tensor}.real", real)
         self.centred[found.name or ""] = weight
         inputs = [found if t == kernel.weight else context.real(t) for t in node.inputs]
         return context.builder.copy(node, inputs)[0]
+
+    def recur(self, context: Context, node: Node) -> Sequence[ir.Value]:
+        """Write a recurrent layer with scales of each run: it has integer weights in this form, too."""
+        return recur_by_run(context, node, write=partial(self._weight, context))
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
         """Write the product of a loop's state by an integer weight, with integral values in float32 or float64."""

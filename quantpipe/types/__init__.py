@@ -169,4 +169,4 @@ from quantpipe.types.strategy_file import (
     StrategyFile,
 )
 from quantpipe.types.structure import Structure
-from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
+from quantpipe.types.topology import DynamicCell, Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite

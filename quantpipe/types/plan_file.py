@@ -71,6 +71,7 @@ class WeightedPart(TypedDict):
 
     op: str
     weight: str
+    state_weight: NotRequired[str]
     dynamic: NotRequired[bool]
 
 
@@ -269,8 +270,8 @@ class PlanFile(TypedDict):
     narrowings: dict[str, RequantizePart]
     # node → its kernel
     kernels: dict[str, PlannedKernel]
-    # only if present: node in float with an integer weight → `op`, `weight`, `dynamic` (true only: the input has a
-    # [scale of each run](forms.md#scales-of-a-run))
+    # only if present: node in float with an integer weight → `op`, `weight`, `state_weight` (of a recurrent layer),
+    # `dynamic` (true only: the input has a [scale of each run](forms.md#scales-of-a-run))
     weighted: NotRequired[dict[str, WeightedPart]]
     # only if present: [loop](numerics.md#products-in-loops) → `state` (the tensor of its states), `carried`,
     # `products`. `carried`: the tensors that show the states, only if steps pass integers. `products`: `node` of the

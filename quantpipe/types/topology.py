@@ -150,6 +150,18 @@ class WeightSite:
 
 
 @dataclass(frozen=True)
+class DynamicCell:
+    """Describe a recurrent layer in float that rounds what it multiplies by scales of each run.
+
+    `weights`: of the input and of the state, `[D, 4·H, K]` with D directions, held in integers.
+    """
+
+    node: str
+    op: str
+    weights: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class Topology:
     """Describe the quantized graph without a single number.
 
@@ -177,6 +189,9 @@ class Topology:
     loops: tuple[LoopSite, ...] = ()
     """Loops of real numbers whose body multiplies a state by constants in integers."""
 
+    cells: tuple[DynamicCell, ...] = ()
+    """Recurrent layers in float whose input and state get scales from the samples of each run."""
+
     sites: tuple[KernelSite, ...] = ()
     """Where kernels that are patterns of ops lie."""
     half_nodes: frozenset[str] = frozenset()
@@ -191,15 +206,16 @@ class Topology:
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).
 
-        `nodes`: the nodes of the part, which determine its look-up tables, its products of floats, and its loops; None:
-        all of these.
+        `nodes`: the nodes of the part, which determine its look-up tables, its products of floats, its loops and its
+        recurrent layers; None: all of these.
         """
         if nodes is None:
             return replace(self, kernels=kernels)
         tables = tuple(t for t in self.tables if not set(t.nodes).isdisjoint(nodes))
         weighted = tuple(k for k in self.weighted if k.node in nodes)
         loops = tuple(loop for loop in self.loops if loop.node in nodes)
-        return replace(self, kernels=kernels, tables=tables, weighted=weighted, loops=loops)
+        cells = tuple(cell for cell in self.cells if cell.node in nodes)
+        return replace(self, kernels=kernels, tables=tables, weighted=weighted, loops=loops, cells=cells)
 
     @property
     def raisable(self) -> tuple[ScaleGroup | WeightSite, ...]:
@@ -246,6 +262,11 @@ class Topology:
     def loop_of(self) -> Mapping[str, LoopSite]:
         """Return a mapping: float loop with integer products -> its facts."""
         return {loop.node: loop for loop in self.loops}
+
+    @cached_property
+    def cell_of(self) -> Mapping[str, DynamicCell]:
+        """Return a mapping: recurrent layer with scales of each run -> its weights."""
+        return {cell.node: cell for cell in self.cells}
 
     @cached_property
     def fused_into(self) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from quantpipe.verify.checked_blocks import expect_codes
 from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.ops import attribute
 from quantpipe.verify.realized_model import Model
-from quantpipe.verify.run_scales import check_dynamic
+from quantpipe.verify.run_scales import check_cell, check_dynamic
 
 Array = NDArray[Any]
 FLOAT32 = 1
@@ -32,8 +32,13 @@ def check_weighted(plan: Mapping[str, Any], model: Model) -> set[str]:
     for name, said in plan.get("weighted", {}).items():
         weight, entry = str(said["weight"]), plan["weights"].get(said["weight"])
         if said.get("dynamic"):
-            expect(entry is not None, name, f"plan.json has no weight {weight}")
-            further |= check_dynamic(name, entry, model)
+            named = [str(said[key]) for key in ("weight", "state_weight") if key in said]
+            entries = [plan["weights"].get(tensor) for tensor in named]
+            expect(None not in entries, name, f"plan.json has no weight {weight}")
+            if len(entries) > 1:
+                check_cell(name, entries, model)
+            else:
+                further |= check_dynamic(name, entry, model)
             continue
         expect(entry is not None and "block" in entry, name, f"plan.json has no weight {weight} in blocks")
         node = next((n for n in model.nodes if n.name == name), None)

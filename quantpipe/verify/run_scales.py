@@ -1,6 +1,7 @@
-"""Dense layers whose input gets a scale from the samples of each run: their ops, and the weight that they multiply by.
+"""Layers whose input gets a scale from the samples of each run: their ops, and the weights that they multiply by.
 
-The input is rounded by DynamicQuantizeLinear; its integers are the runtime's and no claim of the certificate.
+The input is rounded by DynamicQuantizeLinear, or inside of a recurrent layer's op. Its integers are the runtime's and
+no claim of the certificate.
 
 Files of this feature, all `run_scales.py`: `annotate` (which layers), `lowering` (how they are written), `verify`
 (checks the written nodes).
@@ -8,7 +9,7 @@ Files of this feature, all `run_scales.py`: `annotate` (which layers), `lowering
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,28 @@ def check_dynamic(name: str, entry: Mapping[str, Any], model: Model) -> set[str]
     expect(np.array_equal(model.constant(scale.input[1]), stored), name, "its weights have other scales")
     last = [n for n in model.nodes if scaled.output[0] in n.input and n.op_type == "Add" and n.name.startswith(name)]
     return {n.name for n in (made, real, scaled, scale, *last)}
+
+
+def check_cell(name: str, entries: Sequence[Mapping[str, Any]], model: Model) -> None:
+    """Check the weights of a recurrent layer, of its input and of its state, against their entries in plan.json.
+
+    Raises Wrong.
+    """
+    node = next((n for n in model.nodes if n.name == name), None)
+    if node is None:
+        raise Wrong(name, "the model has no such node")
+    inside = node.op_type == "DynamicQuantizeLSTM" and len(node.input) == 12
+    expect(inside, name, f"it is {node.op_type} of {len(node.input)} inputs, and no layer with scales of each run")
+    for number, entry in enumerate(entries):
+        codes, scale, zero = (model.constant(node.input[i]) for i in (1 + number, 8 + 2 * number, 9 + 2 * number))
+        expect(codes.ndim == 3 and "block" not in entry, name, "its weights have another shape than plan.json names")
+        laid = np.ascontiguousarray(codes.transpose(0, 2, 1))
+        expect(array_digest(laid) == entry["values"], name, "its weights are not those that plan.json names")
+        shape = laid.shape[:2]
+        expect(scale.shape == shape and zero.shape == shape, name, "its scales have another shape than its rows")
+        stored = np.asarray(entry["scale"], np.float32)
+        expect(bool(np.all(scale == stored)), name, "its weights have other scales")
+        expect(bool(np.all(zero == np.asarray(entry["zero_point"]))), name, "its weights have other zero points")
 
 
 def _reader(model: Model, node: onnx.NodeProto, op: str) -> onnx.NodeProto:

@@ -116,13 +116,17 @@ def test_a_dynamic_form_that_is_nearer_is_offered_by_its_option(made: Line, time
     assert "hardware.isa=vnni" in said
 
 
-def test_a_dynamic_lstm_is_offered_as_a_file_to_give(made: Line, timed: dict[str, float]) -> None:
+def test_the_dynamic_form_of_an_lstm_is_offered_until_the_result_has_it(made: Line, timed: dict[str, float]) -> None:
     part = baseline(compared(made, 8.0))
     rows = [{**row, "gap_db": 9.0 if row["form"] == "dynamic" else 1.0} for row in part["rows"]]
     planted = cast(BaselinePart, {**part, "rows": rows})
-    layers = line(classifier("LSTM"), dynamic=("*",))
-    said = baseline_warning(planted, layers.graph, layers.topology, layers.spec) or ""
-    assert "op_types_to_quantize=['LSTM']" in said
+    offers = {}
+    for patterns in ((), ("fc",), ("*",)):
+        layers = line(classifier("LSTM"), dynamic=patterns)
+        offers[patterns] = baseline_warning(planted, layers.graph, layers.topology, layers.spec) or "LSTM layers"
+    assert "annotate.dynamic=['*'] annotate.only_ops=[Gemm], the same form of the dense and LSTM layers" in offers[()]
+    assert "annotate.dynamic=['*'], the same form of the LSTM layers" in offers["fc",]
+    assert "LSTM" not in offers["*",]
     assert "LSTM" not in (baseline_warning(planted, made.graph, made.topology, made.spec) or "LSTM")
 
 

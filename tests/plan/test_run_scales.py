@@ -119,7 +119,7 @@ def test_inputs_of_varied_sizes_lose_less_one_by_one_and_results_depend_on_the_b
         assert np.array_equal(found, together[-1]) is (one is still)
     assert lost[1] < 0.5 * lost[0]
     note = dynamic_note(made.topology)
-    assert note is not None and "3 more layers have input scales" in note and "batch" in note
+    assert note is not None and "and 3 more have input scales" in note and "batch" in note
     assert dynamic_note(still.topology) is None
     found = fit(made.graph, made.topology, made.spec, made.schema)
     assert note in found.notes

@@ -24,12 +24,13 @@ from quantpipe.simulate.simulator import bind
 from tests.golden import nets
 from tests.ops.line import Line, hardware, line
 from tests.processors import emulated, hidden
+from tests.recurrent.nets import classifier
 from tests.recurrent.test_loops import made_on
 
 pytestmark = pytest.mark.processors
 
 FORMS = ("qdq", "qoperator", "integer")
-NETS = ("residual", "mobile", "dense", "recurrent", "digits", "loop")
+NETS = ("residual", "mobile", "dense", "recurrent", "digits", "loop", "cell")
 PLANTED = "saturating"
 SLICE = (
     "tests/recurrent/test_loops.py",
@@ -45,6 +46,9 @@ def made(net: str, isa: str = "any") -> Line:
     """A net on ort_cpu, with samples."""
     if net == "loop":
         return made_on("ort_cpu", "LSTM", "bidirectional")
+    if net == "cell":
+        model = classifier("LSTM", direction="bidirectional")
+        return line(model, hardware("ort_cpu", isa=isa), dynamic=("layer",))
     model = onnx.load(quantpipe.example_model()) if net == "digits" else getattr(nets, net)()
     return line(model, hardware("ort_cpu", isa=isa))
 
