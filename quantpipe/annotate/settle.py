@@ -80,7 +80,7 @@ def _kernels(
 ) -> list[Kernel]:
     """All integer nodes as kernels, in graph order; facts about the tensors go into `draft`."""
     kernels: list[Kernel] = []
-    raw = _fused_into_sums(graph, spec, conditions, swallowed, sums=set())
+    raw = _fused_into_sums(graph, spec, conditions, swallowed)
     taken = {name for chain in swallowed.values() for name in chain}
     for node in graph.nodes:
         if node.name not in conditions.integer or node.name in taken:
@@ -126,15 +126,11 @@ def _only_consumer(node: Node, graph: Graph) -> Node | None:
 
 
 def _fused_into_sums(
-    graph: Graph,
-    spec: HardwareSpec,
-    conditions: Conditions,
-    swallowed: dict[str, tuple[str, ...]],
-    *,
-    sums: set[str],
+    graph: Graph, spec: HardwareSpec, conditions: Conditions, swallowed: dict[str, tuple[str, ...]]
 ) -> set[str]:
     """Accumulating nodes whose accumulator goes straight into an addition (the later arm, when both could)."""
     found: set[str] = set()
+    sums: set[str] = set()
     for node in reversed(graph.nodes):
         rule = rule_of(node)
         if node.name not in conditions.integer or rule is None or rule.family is not Family.ACCUMULATE:

@@ -72,9 +72,7 @@ def _can_be_imported(name: str) -> bool:
     return PathFinder.find_spec(top, [*sys.path, str(Path.cwd())]) is not None
 
 
-def refuse_other_packages(
-    target: str, package: str, key: str, plugins: Sequence[str], *, kind: str = "classes"
-) -> None:
+def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str], *, kind: str) -> None:
     """Reject a target in a package that is not allowed, with a ConfigError."""
     if package not in allowed_packages(plugins):
         raise ConfigError(
@@ -96,7 +94,7 @@ def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, 
     return _walk(_imported(module, key), module, path, key, allowed=allowed_packages(plugins))
 
 
-def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "classes") -> Any:
+def load_dotted(target: str, key: str, plugins: Sequence[str]) -> Any:
     """Return the object of a name with only dots between modules and attributes, as in `_target_`.
 
     Raises ConfigError as `load` does.
@@ -105,7 +103,7 @@ def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "clas
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):
         raise ConfigError(f"is {target!r}; legal is package.module.Class", where=key)
-    refuse_other_packages(target, parts[0], key, plugins, kind=kind)
+    refuse_other_packages(target, parts[0], key, plugins, kind="classes")
     found: Any = _imported(parts[0], key)
     for number, part in enumerate(parts[1:], 1):
         name = ".".join(parts[:number])

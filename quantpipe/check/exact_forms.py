@@ -96,7 +96,7 @@ def _instructions(graph: Graph, topology: Topology, spec: HardwareSpec) -> Itera
 
 
 def _litert(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
-    found = list(stated_departures(graph, topology, spec))
+    found = list(stated_departures(topology, spec))
     if found:
         yield f"LiteRT's kernels round otherwise: {_listed(found)}"
 

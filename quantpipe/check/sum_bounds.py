@@ -17,7 +17,7 @@ from quantpipe import intmath
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules import Family, rule_of
-from quantpipe.types import DType, Granularity, HardwareSpec, Kernel, Schema, Symmetry, Topology
+from quantpipe.types import Granularity, HardwareSpec, Kernel, Schema, Symmetry, Topology
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
             continue
         integers, scale = _integers(graph, topology, schema, kernel)
         group = topology.group_of[kernel.operands[0].tensor]
-        span = _span(min(group.max_bits, group.dtype.bits), group.dtype, schema)
+        span = _span(min(group.max_bits, group.dtype.bits), schema)
         worst = int(np.abs(integers).sum(axis=-1, dtype=np.int64).max(initial=0)) * span
         limit = widest_accumulator(topology, spec, kernel.node).qmax
         found.append(Accumulation(kernel.node, worst, limit, _bias_threshold(graph, spec, kernel, scale, span=span)))
@@ -63,7 +63,7 @@ def _of_activations(
     if rule is None or rule.family is not Family.ACCUMULATE:
         return []
     groups = [topology.group_of[o.tensor] for o in kernel.operands if o.tensor in topology.group_of]
-    spans = [_span(min(g.max_bits, g.dtype.bits), g.dtype, schema) for g in groups]
+    spans = [_span(min(g.max_bits, g.dtype.bits), schema) for g in groups]
     worst = graph.shapes[kernel.operands[0].tensor][-1] * math.prod(spans)
     return [Accumulation(kernel.node, worst, widest_accumulator(topology, spec, kernel.node).qmax, 0.0)]
 
@@ -90,7 +90,7 @@ def _integers(
     return stored.astype(np.int64) - zero[:, None], steps
 
 
-def _span(bits: int, dtype: DType, schema: Schema) -> int:
+def _span(bits: int, schema: Schema) -> int:
     """Return the maximum |q - z| of a stored activation."""
     if schema.activations.symmetry is Symmetry.SYMMETRIC:
         return 1 << (bits - 1)

@@ -170,7 +170,7 @@ def compare_with(
     sides: list[RealizedModel] = []
     for group in _together(kinds, realized):
         opened = [RealizedModel(kind, simulated, realized, threads=threads) for kind in group]
-        _run_all(simulated, opened, _asked(opened, samples.batches(size), spending), at_once)
+        _run_all(simulated, _asked(opened, samples.batches(size), spending), at_once)
         sides += opened
         if len(group) < len(kinds):
             for side in opened:
@@ -186,12 +186,7 @@ def _together(kinds: Sequence[SessionKind], realized: Rendered) -> Sequence[Sequ
     return [[kind for kind in kinds if kind.decides], *([kind] for kind in kinds if not kind.decides)]
 
 
-def _run_all(
-    simulated: SimulatedModel,
-    sides: Sequence[RealizedModel],
-    asked: Iterable[tuple[RealizedModel, Batch]],
-    at_once: int,
-) -> None:
+def _run_all(simulated: SimulatedModel, asked: Iterable[tuple[RealizedModel, Batch]], at_once: int) -> None:
     """Compare sessions of the realized model, each on the batches that it is asked for."""
     current: Batch | None = None
     with ThreadPoolExecutor(at_once) as pool, closing(in_order(pool, _run, asked, at_once)) as running:

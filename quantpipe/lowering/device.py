@@ -24,7 +24,6 @@ def op_of(kernel: Kernel) -> DeviceOp:
 def write_call(
     context: Context,
     node: Node,
-    kernel: Kernel,
     *,
     function: onnx.FunctionProto,
     stored: Mapping[str, ir.Value],

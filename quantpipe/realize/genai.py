@@ -62,12 +62,12 @@ def genai_config(
     decoder = found["model"]["decoder"]
     decoder["filename"] = file
     decoder["session_options"] = {**decoder.get("session_options", {}), **options}
-    if any(_grows(graph, port) for port in graph.inputs):
+    if any(_grows(port) for port in graph.inputs):
         found.setdefault("search", {})["past_present_share_buffer"] = False
     return (json.dumps(found, indent=2) + "\n").encode()
 
 
-def _grows(graph: Graph, port: TensorInfo) -> bool:
+def _grows(port: TensorInfo) -> bool:
     """Return whether an input is a cache whose positions are free."""
     return CACHE.fullmatch(port.name) is not None and len(port.shape) == 4 and port.shape[2] is None
 

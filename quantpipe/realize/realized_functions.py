@@ -187,7 +187,7 @@ def device(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.
     if kernel.weight is not None and op.weight is not None:
         stored[op.weight] = dialect.weight(context, context.plan.weights[kernel.weight])
     return write_call(
-        context, node, kernel, function=op.written, stored=stored, output=fr.stored_name(kernel),
+        context, node, function=op.written, stored=stored, output=fr.stored_name(kernel),
         constants=lambda name, value: dialect.constant(context, name, value),
     )  # fmt: skip
 

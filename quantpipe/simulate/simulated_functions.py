@@ -126,7 +126,7 @@ def device(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) ->
         weight = context.plan.weights[kernel.weight]
         stored[op.weight] = dialect._weight(context, f"{weight.tensor}.stored", weight.values)
     made = write_call(
-        context, node, kernel, function=op.integers, stored=stored, output=f"{node.name}/integers",
+        context, node, function=op.integers, stored=stored, output=f"{node.name}/integers",
         constants=lambda name, value: dialect._scalar(context, name, value),
     )  # fmt: skip
     out = context.plan.quantizers[kernel.output]

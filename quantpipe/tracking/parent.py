@@ -40,13 +40,13 @@ def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: P
         return str(parent.info.run_id)
 
 
-def finish_parent(sweep_folder: str | os.PathLike[str], store: Address, status: str = "FINISHED") -> None:
+def finish_parent(sweep_folder: str | os.PathLike[str], store: Address) -> None:
     """Close the sweep's parent run, if it has one in this store."""
     known = _known(Path(sweep_folder))
     if known.get("uri") != store.shown:
         return
     try:
-        make_client(store.uri).set_terminated(known["run_id"], status)
+        make_client(store.uri).set_terminated(known["run_id"], "FINISHED")
     except Exception as error:  # tracking never fails a run
         _log.warning("MLflow: the sweep's parent run could not be closed (%s)", brief(error))
 

@@ -88,7 +88,7 @@ def own_narrowing(kernels: LiteRTKernels, op: str, *, wide: bool, contract: bool
     return (_WORDS if wide else _BYTES).get(op, TWICE)
 
 
-def stated_departures(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+def stated_departures(topology: Topology, spec: HardwareSpec) -> Iterator[str]:
     """Yield the kernels whose narrowing, as a hardware file states it, is not LiteRT's, before any number is known."""
     wide = {t for g in topology.groups for t in g.tensors if g.dtype.bits > 8}
     real = any(how.kind is RequantizeKind.FLOAT_MULTIPLIER for how in spec.requantizations)

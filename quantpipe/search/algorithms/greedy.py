@@ -99,21 +99,14 @@ class Greedy:
             if self.order is Order.TOPOLOGICAL:
                 return point, score
             idle += [i for i in dropped if space.choices[i].graded]
-            woken = self._woken(space, evaluate, objective, idle, point=point, score=score)
+            woken = self._woken(space, evaluate, idle, point=point, score=score)
             if not woken:
                 return self._joined(space, evaluate, objective, idle, point=point, score=score)
             idle = [i for i in idle if i not in woken]
             turns.extend(woken)
 
     def _woken(
-        self,
-        space: ChoiceSpace,
-        evaluate: Evaluate,
-        objective: Objective,
-        idle: list[int],
-        *,
-        point: Point,
-        score: Score,
+        self, space: ChoiceSpace, evaluate: Evaluate, idle: list[int], *, point: Point, score: Score
     ) -> list[int]:
         """Return the choices that saved nothing so far and do now, lowest loss per saved cost first.
 
