@@ -11,17 +11,14 @@ from typing import Any
 
 from quantpipe.errors import nearest
 from quantpipe.graph.op_tables import DYNAMIC_CELLS
-from quantpipe.hardware.cache_limits import read_cache
-from quantpipe.hardware.chip import read_chip
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.function_forms import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
+from quantpipe.hardware.optional_sections import read_cache, read_chip, read_recurrent_limits, read_tables
 from quantpipe.hardware.pattern_kernels import KernelReader, read_fuse, read_kernels
 from quantpipe.hardware.predictor import AMOUNTS, ANY, QUANTITIES
 from quantpipe.hardware.reader import Data, Reader, listed
-from quantpipe.hardware.recurrent import read_recurrent_limits
 from quantpipe.hardware.shorthand import spread
-from quantpipe.hardware.stored_tables import read_tables
 from quantpipe.hardware.vectors import VECTOR_STEPS
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.oprules.channels import COLUMNS, DenseColumns

@@ -110,11 +110,7 @@ class Reader:
 
     def storable(self, value: object, field: str) -> DType:
         """Return the type named by a value, which must be one that tensors are stored in."""
-        dtype = next((d for d in STORABLE if d.value == str(value)), None)
-        if dtype is None:
-            hint = nearest(str(value), [d.value for d in STORABLE])
-            raise self.error(field, f"is {value!r}{hint}; legal are {', '.join(STORABLE)}")
-        return dtype
+        return self.one_of(STORABLE, value, field)
 
     def one_of(self, legal: Sequence[E], value: object, field: str) -> E:
         """Return the one of some members of an enumeration that a value names."""
