@@ -2,7 +2,7 @@
 
 Integer nodes become kernels, tensors between them get a form, and tensors that must share a scale become a group. The
 inputs are the graph, the hardware, the schema and the node conditions. The result is deterministic: everything follows
-the order of the nodes.
+the order of the nodes. Ranges that a user gives, or that an op's function has, are known before calibration.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from quantpipe.annotate.block_choices import with_block
 from quantpipe.annotate.cache_operands import with_new_values_apart
 from quantpipe.annotate.cache_sites import cache_bits, cache_sites
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
-from quantpipe.annotate.constraints import ConstraintKind
+from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.annotate.embedding_table import refuse_overflowing, table_sites, tied, with_tables
-from quantpipe.annotate.function_ranges import function_pins
+from quantpipe.annotate.fixed_range import FixedRange
+from quantpipe.annotate.function_ranges import FunctionPins, exact_range, function_pins
+from quantpipe.annotate.given import fitted_range
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.half import half_nodes
-from quantpipe.annotate.order import in_canonical_order
-from quantpipe.annotate.preset_ranges import pins_of
 from quantpipe.annotate.recurrent_loop import edges_of, loop_sites, loop_weights, with_state_bits
 from quantpipe.annotate.run_scales import cell_weights, dynamic_cells
 from quantpipe.annotate.settle import settle
@@ -43,6 +43,7 @@ from quantpipe.types import (
     HardwareSpec,
     Kernel,
     OpSignature,
+    Range,
     Reason,
     ReasonKind,
     Schema,
@@ -50,6 +51,61 @@ from quantpipe.types import (
     Topology,
 )
 from quantpipe.types.structure import DEFAULT
+
+
+def pins_of(
+    graph: Graph,
+    functions: FunctionPins,
+    dtypes: Mapping[str, DType],
+    constraints: Mapping[str, Constraint],
+    *,
+    spec: HardwareSpec,
+    schema: Schema,
+) -> dict[str, FixedRange]:
+    """Return the pin of each stored tensor whose range is known before calibration.
+
+    What a user states comes before what the model gives that was quantized already, and that before an op's function.
+
+    `functions`: the pins of results of functions. `constraints`: what the user states, by tensor. Returns stored tensor
+    -> its pin. Raises ConfigError for a uniform constraint that the stored type or schema cannot express.
+    """
+    found = {**functions.usual, **functions.formed}
+    for tensor, dtype in dtypes.items():
+        constraint = constraints.get(tensor)
+        given = graph.imported.kept_tensors.get(tensor) if graph.imported is not None else None
+        if given is not None and constraint is None and tensor not in functions.formed:
+            found[tensor], _ = fitted_range(given.grid, dtype, schema, spec.activations.bits)
+        if constraint is not None and constraint.kind is ConstraintKind.CALIBRATED:
+            found[tensor] = FixedRange(Range(constraint.low, constraint.high), None, WHERE)
+        elif constraint is not None and constraint.kind is ConstraintKind.UNIFORM:
+            found[tensor] = _uniform(tensor, constraint, dtype, schema)
+    return found
+
+
+def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) -> FixedRange:
+    if len(constraint.scales) > 1 or len(constraint.zeros) > 1:
+        raise ConfigError(
+            f"{tensor!r} is given {len(constraint.scales)} scales; an activation has one on every device here, and "
+            "weights alone may have one per channel",
+            where=WHERE,
+        )
+    if constraint.dtype is not dtype:
+        raise ConfigError(f"{tensor!r} is stored as {dtype} on this hardware, not as {constraint.dtype}", where=WHERE)
+    return exact_range(tensor, (constraint.scales[0], constraint.zeros[0]), dtype, schema, where=WHERE)
+
+
+def in_canonical_order(graph: Graph) -> Graph:
+    """Return the same graph with its nodes sorted by (longest path from an input, name).
+
+    This is an execution order.
+    """
+    depth: dict[str, int] = {}
+    ranks = {}
+    for node in graph.nodes:
+        rank = max((depth.get(t, 0) for t in (*node.inputs, *node.captured)), default=0)
+        ranks[node.name] = rank
+        depth |= {t: rank + 1 for t in node.outputs if t}
+    return replace(graph, nodes=tuple(sorted(graph.nodes, key=lambda n: (ranks[n.name], n.name))))
 
 
 def analyze(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.data.subset import First
+from quantpipe.data.recurrent_state import StatefulSamples
+from quantpipe.data.subset import First, underlying
 from quantpipe.evaluate.agreement import Agreement, float_warning
 from quantpipe.evaluate.beyond_ranges import Clipped
 from quantpipe.evaluate.decoded import continued, decoded
@@ -25,8 +27,7 @@ from quantpipe.evaluate.lossy import loss_warnings, map_warnings, shape_warnings
 from quantpipe.evaluate.nearness import OutputFigures, figures_of_output, figures_of_outputs, is_accurate
 from quantpipe.evaluate.progress import EvaluationProgress
 from quantpipe.evaluate.sample_groups import JudgedGroups, SampleFacts, facts_of, judged_groups
-from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Session, concurrency, lifted, release_memory
+from quantpipe.graph.execute import Session, concurrency, joined, lifted, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import carried
 from quantpipe.graph.view import Graph
@@ -34,7 +35,7 @@ from quantpipe.intake.rewrites.whole_numbers import whole_number_convolutions
 from quantpipe.metrics.kinds import watched_outputs
 from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
-from quantpipe.metrics.reference import checked_reference, first_samples, rows_of
+from quantpipe.metrics.reference import Reference, checked_reference, first_samples, rows_of
 from quantpipe.metrics.sample_figures import CountedAnswers
 from quantpipe.oprules.cache_paths import caches_of
 from quantpipe.oprules.parts import parts_of
@@ -54,6 +55,19 @@ from quantpipe.types import (
     StepsPart,
     objects_of,
 )
+
+
+def free_running(session: Session, samples: Samples, reference: Reference) -> ModelMetrics | None:
+    """Return top1, kl and sqnr_db of a model with states of its own, against the float model with its own.
+
+    What quantization does to a state adds up here, as it does on the device. The result is {} where the samples carry
+    no state.
+    """
+    carried = underlying(samples)
+    if not isinstance(carried, StatefulSamples):
+        return None
+    found = [np.asarray(out[reference.output]) for out in islice(carried.free_run(session.run), len(samples))]
+    return summary(reference.outputs, joined(found), reference.labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,11 +18,10 @@ from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
 from quantpipe.metrics.losses import OutputLoss
-from quantpipe.pipeline.choice_rows import choice_rows
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
+from quantpipe.pipeline.plan_rows import cache_rows, choice_rows, table_rows
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.pipeline.stored_parts import cache_rows, table_rows
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.report.imported import imported_warning
 from quantpipe.search import Metric, Objective

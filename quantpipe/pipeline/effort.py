@@ -16,7 +16,7 @@ from quantpipe.pipeline.memory_estimate import MemoryEstimate
 from quantpipe.pipeline.settings import Console
 from quantpipe.pipeline.timeline import Spent, Timed
 from quantpipe.types import Profile, RecoveryRecord, Samples
-from quantpipe.types.effort import EffortPart, EffortRow
+from quantpipe.types.report_parts import EffortPart, EffortRow
 
 EXPLAIN, BASELINES = "explain", "baselines"
 """Optional parts with a limit of their own, besides the evaluation's comparison of sessions."""

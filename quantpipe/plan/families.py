@@ -20,7 +20,6 @@ from quantpipe.plan.lookup_numbers import plan_contract, plan_lookup
 from quantpipe.plan.plugin_numbers import plan_device
 from quantpipe.plan.programs import plan_program
 from quantpipe.plan.requantize import limits, real_of, refuse_wide_products, requantize, shared_among, steps_of
-from quantpipe.plan.rescales import rescales_of
 from quantpipe.plan.saturating_pairs import saturating_pairs
 from quantpipe.types import (
     Accumulate,
@@ -36,7 +35,36 @@ from quantpipe.types import (
     Program,
     Requantize,
     RequantizeKind,
+    RescaleRow,
 )
+
+
+def rescales_of(builder: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
+    """Return one entry per rescaled operand, for the report.
+
+    Raises HardwareError where the device cannot do it in one step.
+    """
+    found: list[RescaleRow] = []
+    how = builder.narrowing(kernel)
+    for operand in kernel.operands:
+        if not operand.rescaled:
+            continue
+        if not how.is_kernel_arithmetic:
+            raise HardwareError(
+                f"both {operand.tensor!r} and {kernel.output!r} have given scales, and {builder.spec.name} has no "
+                "multiplier to convert between them (float32, ties to even). Free one scale, or give both the same",
+                stage="plan",
+                where=kernel.node,
+            )
+        source, target = builder.quantizers[operand.tensor], builder.quantizers[kernel.output]
+        row: RescaleRow = {
+            "node": kernel.node,
+            "tensor": operand.tensor,
+            "from": float(source.scale),
+            "to": float(target.scale),
+        }
+        found.append(row)
+    return found
 
 
 def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:

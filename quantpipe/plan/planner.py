@@ -17,10 +17,10 @@ from quantpipe.hardware.storage import Types, narrowest, storage_types, weight_o
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
 from quantpipe.plan import weight_blocks as blocks
+from quantpipe.plan.bounds import reach
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.given_blocks import kept_weight
-from quantpipe.plan.loop_numbers import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.table_numbers import given_table, row_table, tied_table
@@ -39,6 +39,8 @@ from quantpipe.types import (
     HardwareSpec,
     Isa,
     Kernel,
+    LoopProduct,
+    LoopSite,
     Quantizer,
     QuantPlan,
     RowTable,
@@ -49,6 +51,27 @@ from quantpipe.types import (
     WeightSite,
     WeightTensor,
 )
+
+
+def loop_products(builder: PlanBuilder, site: LoopSite) -> tuple[LoopProduct, ...]:
+    """Return the numbers of a loop's products, in the order of its body.
+
+    Raises HardwareError where a sum may leave int32.
+    """
+    data, found = builder.quantizers[site.state], []
+    for node, tensor in site.products:
+        weight = builder.weights[tensor]
+        bound = int(np.max(reach(builder.topology, weight, data), initial=0))
+        if bound > DType.INT32.qmax:
+            raise HardwareError(
+                f"the sums of {node} may reach {bound}, beyond int32; give its state or its weight fewer bits",
+                stage="plan",
+                where=site.node,
+            )
+        scale = np.asarray(np.float64(data.scale) * weight.scale.astype(np.float64), np.float32)
+        found.append(LoopProduct(node, tensor, scale, bound))
+    return tuple(found)
+
 
 HALF_PAIR = 64
 """With no weight beyond it no pair of uint8 x int8 products leaves int16: 255 · (64 + 64) < 2^15."""

@@ -2,27 +2,72 @@
 
 A candidate's numbers in the sections up to a cut are one digest; the tensors at the cut are kept under it. Another
 candidate with the same digest starts there. Sessions are kept per section, so a change builds one section again and not
-the whole model.
+the whole model. Equal digests of parts of a plan mean equal numbers, hence equal integers.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
 from quantpipe.realize import write
-from quantpipe.scoring.plan_digest import PlanDigest
 from quantpipe.scoring.sections import Section
 from quantpipe.scoring.tensor_cache import State, TensorCache
 from quantpipe.simulate.simulator import Simulator
-from quantpipe.types import QuantPlan
+from quantpipe.types import QuantPlan, Topology
+
+
+class PlanDigest:
+    """Digests of sections of plans. Weights, which plans share, are read once each."""
+
+    def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...], identity: str = "") -> bytes:
+        """Return a digest of every number that the kernels and the conversions of their tensors use."""
+        digest = hashlib.blake2b(identity.encode(), digest_size=16)
+        names = dict.fromkeys(tensors)
+        for kernel in topology.kernels:
+            names |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output])
+            if kernel.weight is not None:
+                digest.update(plan.weights[kernel.weight].digest)
+            _feed(digest, plan.kernels.get(kernel.node))
+        for site in topology.tables:
+            digest.update(plan.tables[site.tensor].digest)
+        for kernel in topology.weighted:
+            digest.update(plan.weights[kernel.weight or ""].digest)
+        for loop in topology.loops:
+            names |= dict.fromkeys(loop.stored)
+            for _, tensor in loop.products:
+                digest.update(plan.weights[tensor].digest)
+        for cell in topology.cells:
+            for tensor in cell.weights:
+                digest.update(plan.weights[tensor].digest)
+        for name in names:
+            for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
+                _feed(digest, numbers.get(name))
+        return digest.digest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, np.ndarray | np.generic):
+        digest.update(f"{value.dtype.str}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif is_dataclass(value):
+        for field in fields(value):
+            _feed(digest, getattr(value, field.name))
+    elif isinstance(value, tuple):
+        digest.update(f"({len(value)}".encode())
+        for item in value:
+            _feed(digest, item)
+    else:
+        digest.update(f"{value!r};".encode())
+
 
 SESSIONS = 4
 """Kept per section: a search alternates between few sets of numbers, and each session holds its weights."""

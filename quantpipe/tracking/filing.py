@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +14,44 @@ from typing import Any
 from numpy.typing import NDArray
 
 from quantpipe.artifacts.unit import TEMP_SUFFIX
+from quantpipe.passwords import conceal
 from quantpipe.tracking import clean
 from quantpipe.tracking.address import Address
-from quantpipe.tracking.datasets import digest_of, inputs_of
 from quantpipe.tracking.logged_model import log_onnx
 from quantpipe.tracking.record import NAME as RECORD
 from quantpipe.tracking.record import RecordFile
 from quantpipe.tracking.registry import register
 from quantpipe.tracking.tracker import Metrics
+
+_MAX_DIGEST = 36
+
+
+def inputs_of(records: Mapping[str, Mapping[str, Any]], name: str) -> list[Any]:
+    """Return MLflow's inputs for the splits of a run.
+
+    `records` maps a split's role (`calibrate`, `search`, …) to its entry in data.json: `samples`, `digest`, and the
+    source. `name` is the option of the group `dataset`.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    found = []
+    for role, record in records.items():
+        source = {key: conceal(str(record[key])) for key in ("source",) if record.get(key)}
+        dataset = Dataset(
+            name=f"{name} {role}",
+            digest=digest_of(record),
+            source_type="quantpipe",
+            source=json.dumps(source),
+            profile=json.dumps({"num_rows": record["samples"], "samples": record["samples"]}),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", role)]))
+    return found
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """Return a split's digest at the length that MLflow takes."""
+    return str(record["digest"]).rpartition(":")[2][:_MAX_DIGEST]
+
 
 _PARAMS_PER_CALL = 100
 _METRICS_PER_CALL = 1000

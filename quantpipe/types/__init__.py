@@ -3,12 +3,9 @@
 from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.caches import CacheLimits, CacheSite
-from quantpipe.types.chip import Chip, ChipType
 from quantpipe.types.choices import SOFT_KL, Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, groups_of, objects_of, sample_name
-from quantpipe.types.deployment import DeploymentPart
-from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.dtype import DType
 from quantpipe.types.dumped import (
     DumpedRow,
@@ -39,6 +36,8 @@ from quantpipe.types.hardware_fields import (
     Accumulator,
     AddInputs,
     BiasScale,
+    Chip,
+    ChipType,
     Cost,
     FixedRounding,
     FloatOn,
@@ -89,6 +88,7 @@ from quantpipe.types.recurrent_loop import (
     LoopSite,
     RecurrentLimits,
 )
+from quantpipe.types.report_parts import DeploymentPart, DetectionsPart, LatencyPart, SpeedPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
     ConfirmationPart,
@@ -158,7 +158,6 @@ from quantpipe.types.search_report import (
     ReplayedSearch,
     SearchReport,
 )
-from quantpipe.types.speed import LatencyPart, SpeedPart
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
 from quantpipe.types.strategy_file import (

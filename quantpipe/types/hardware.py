@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.caches import CacheLimits
-from quantpipe.types.chip import Chip
 from quantpipe.types.dtype import DType
 from quantpipe.types.embedding_table import TableLimits
 from quantpipe.types.hardware_fields import (
     Accumulator,
     AddInputs,
     BiasScale,
+    Chip,
     Cost,
     FloatOn,
     FloatType,

@@ -9,6 +9,27 @@ from enum import StrEnum
 from quantpipe.types.dtype import DType
 
 
+class ChipType(StrEnum):
+    """Name the kind of a device; `none`: a file that describes no device."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    NPU = "npu"
+    DSP = "dsp"
+    FPGA = "fpga"
+    MCU = "mcu"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Name the device that a hardware file describes."""
+
+    type: ChipType
+    provider: str
+    chip: str
+
+
 class Scales(StrEnum):
     """Name the scales that a device can work with: any positive number, or powers of two alone."""
 

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict, cast
 
 from quantpipe.types.baseline import BaselinePart
-from quantpipe.types.deployment import DeploymentPart
-from quantpipe.types.detected import DetectionsPart
-from quantpipe.types.effort import EffortPart
 from quantpipe.types.explained import DiagnosisPart
+from quantpipe.types.report_parts import DeploymentPart, DetectionsPart, EffortPart, LatencyPart, SpeedPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
     FloatNodeRow,
@@ -42,7 +40,6 @@ from quantpipe.types.sample_rows import (
     StepsPart,
 )
 from quantpipe.types.search_report import PrecisionRecord, RecoveryGain, ReplayedSearch, SearchReport
-from quantpipe.types.speed import LatencyPart, SpeedPart
 
 
 class RunPart(TypedDict):

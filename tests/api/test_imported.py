@@ -17,7 +17,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, q
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 
 import quantpipe
-from quantpipe.annotate import preset_ranges as pins
+from quantpipe.annotate import topology as pins
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError

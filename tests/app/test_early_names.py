@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.app.early_names import wrong_name
-from quantpipe.app.early_values import CHECKED, FLAGS, INTEGERS, NUMBERS, WORDS
+from quantpipe.app.early_names import CHECKED, FLAGS, INTEGERS, NUMBERS, WORDS, wrong_name
 from quantpipe.app.start import missing_file
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.foreign_formats import FORMATS, foreign_format

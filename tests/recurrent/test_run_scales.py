@@ -19,7 +19,7 @@ from quantpipe.graph.session_options import carried
 from quantpipe.hardware.cost import bops, node_cycles
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
-from quantpipe.scoring.plan_digest import PlanDigest
+from quantpipe.scoring.chain import PlanDigest
 from quantpipe.types import DType, QuantPlan
 from quantpipe.verify import verify_folder
 from quantpipe.verify.files import array_digest

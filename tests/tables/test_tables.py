@@ -26,12 +26,12 @@ from quantpipe.evaluate.compared_models import SimulatedModel
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
-from quantpipe.pipeline.stored_parts import table_rows
+from quantpipe.pipeline.plan_rows import table_rows
 from quantpipe.plan.table_numbers import real_rows, row_table
 from quantpipe.realize import BACKENDS
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.report.text import tables as told
-from quantpipe.scoring.plan_digest import PlanDigest
+from quantpipe.scoring.chain import PlanDigest
 from quantpipe.types import TableLayout, TableLimits, TableNumbers
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line, load
 

@@ -8,7 +8,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantpipe.option_checks import is_number
-from quantpipe.types.figures import Figures
+from quantpipe.report.figures.canvas import BAD, MARK, QUIET, Canvas
+from quantpipe.types.figures import ConfusionFigure, Figures
+
+
+def confusion(found: ConfusionFigure) -> str:
+    """Return the samples that got another class, by the class before and after."""
+    classes, counts = found["classes"], found["counts"]
+    size = len(classes)
+    with Canvas(
+        min(4.6, 1.6 + 0.28 * size), min(4.2, 1.2 + 0.28 * size), "Classes of the float and the realized model"
+    ) as canvas:
+        ax = canvas.axes[0]
+        ax.grid(visible=False)
+        for row in range(size):
+            for column in range(size):
+                number = counts[row][column]
+                if number:
+                    colour = MARK if row == column else BAD
+                    ax.annotate(str(number), (column, row), ha="center", va="center", size=8, color=colour)
+        ax.set_xticks(range(size), [str(c) for c in classes], size=7)
+        ax.set_yticks(range(size), [str(c) for c in classes], size=7)
+        ax.set_xlim(-0.5, size - 0.5)
+        ax.set_ylim(size - 0.5, -0.5)
+        ax.plot([-0.5, size - 0.5], [-0.5, size - 0.5], color=QUIET, linewidth=0.4)
+        ax.set_xlabel("class of the realized model")
+        ax.set_ylabel("class of the float model")
+        return canvas.svg()
+
 
 VARIABLE = "QUANTPIPE_FIGURES"
 """`none` in the environment: pages are written without figures, half a second quicker."""
@@ -35,7 +62,7 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
     """
     if os.environ.get(VARIABLE) == "none":
         return Drawn()
-    from quantpipe.report.figures import classes, course, graph_figure, layers
+    from quantpipe.report.figures import course, graph_figure, layers
 
     search = report.get("search") or {}
     search = search if isinstance(search, Mapping) else {}
@@ -50,7 +77,7 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
         histograms=[layers.histogram(one) for one in data["histograms"]] if data is not None else (),
         curve=course.curve(search.get("trace_cost" if by_cost else "trace"), f"cost ({cost})" if by_cost else metric),
         front=course.front(search.get("front"), search.get("picked"), cost, metric),
-        confusion=classes.confusion(confused) if confused is not None and confused["changed"] else None,
+        confusion=confusion(confused) if confused is not None and confused["changed"] else None,
         timeline=course.timeline(data["timeline"]) if data is not None else None,
     )
 
