@@ -21,17 +21,7 @@ from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import integer_signatures
 from quantpipe.oprules import OP_RULES, Family, OpRule, Winner, rule_of
-from quantpipe.types import (
-    DType,
-    Edge,
-    Form,
-    Granularity,
-    HardwareSpec,
-    Kernel,
-    ScaleGroup,
-    Topology,
-    WeightSite,
-)
+from quantpipe.types import DType, Edge, Form, Granularity, HardwareSpec, Kernel, ScaleGroup, Topology, WeightSite
 
 
 @dataclass(frozen=True)

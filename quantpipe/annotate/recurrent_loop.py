@@ -15,17 +15,7 @@ from dataclasses import dataclass, replace
 from quantpipe.annotate.weighted import LEFT
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.recurrent_loop import products_of
-from quantpipe.types import (
-    DType,
-    Edge,
-    Granularity,
-    HardwareSpec,
-    LoopSite,
-    Reason,
-    ReasonKind,
-    ScaleGroup,
-    WeightSite,
-)
+from quantpipe.types import DType, Edge, Granularity, HardwareSpec, LoopSite, Reason, ReasonKind, ScaleGroup, WeightSite
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,7 @@ from quantpipe.annotate.fixed_operands import cut_off
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.matching import joins_of, pairs_of, placed, sites_of
 from quantpipe.oprules import Family, rule_of
-from quantpipe.types import (
-    AddInputs,
-    DType,
-    Form,
-    HardwareSpec,
-    Kernel,
-    Operand,
-    OpSignature,
-    ReasonKind,
-    Structure,
-)
+from quantpipe.types import AddInputs, DType, Form, HardwareSpec, Kernel, Operand, OpSignature, ReasonKind, Structure
 from quantpipe.types.kernel import KernelSite
 
 

@@ -20,10 +20,7 @@ from quantpipe.pipeline import SearchDecision, Steps, open_run
 from quantpipe.pipeline.log_run import start_tracking
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
-from quantpipe.types import (
-    Profile,
-    RunReport,
-)
+from quantpipe.types import Profile, RunReport
 
 Value = TypeVar("Value")
 

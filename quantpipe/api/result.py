@@ -20,13 +20,7 @@ from quantpipe.errors import ArtifactError, StorageError
 from quantpipe.passwords import printable
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.report import summary_table
-from quantpipe.types import (
-    ChoiceSpace,
-    QuantPlan,
-    RunReport,
-    Strategy,
-    Topology,
-)
+from quantpipe.types import ChoiceSpace, QuantPlan, RunReport, Strategy, Topology
 
 HTML_FORMAT = '<pre style="line-height: 1.2; font-family: monospace; overflow-x: auto">{code}</pre>'
 """Of a table in a notebook; {code} is escaped."""

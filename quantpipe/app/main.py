@@ -48,9 +48,7 @@ from quantpipe.pipeline import open_run, run
 from quantpipe.pipeline.log_run import start_tracking
 from quantpipe.pipeline.settings import RUNS, Settings
 from quantpipe.report import diagnosed, summary_table
-from quantpipe.types import (
-    RunReport,
-)
+from quantpipe.types import RunReport
 from quantpipe.version import __version__
 
 _NAMED_ERROR = re.compile(r"[\w.]+(?:Error|Interrupted|Exception): ")

@@ -17,15 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.artifacts.digest import digest_bytes, digest_file, digest_json
-from quantpipe.artifacts.encode import (
-    NPZ_ORIGIN,
-    ORIGIN_KEY,
-    SEAL_BYTES,
-    digest_arrays,
-    dumped,
-    side_file,
-    text_header,
-)
+from quantpipe.artifacts.encode import NPZ_ORIGIN, ORIGIN_KEY, SEAL_BYTES, digest_arrays, dumped, side_file, text_header
 from quantpipe.artifacts.origin import Origin
 from quantpipe.errors import ArtifactError, DamagedError
 

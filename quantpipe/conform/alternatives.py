@@ -15,16 +15,7 @@ from quantpipe.conform.describe import Change, Described
 from quantpipe.conform.faults import NONE, Fault
 from quantpipe.conform.numpy_kernels import RepeatedKernel
 from quantpipe.hardware.reader import LEAST_MULTIPLIER, ROUNDINGS
-from quantpipe.types import (
-    MULTIPLIER_BITS,
-    DType,
-    Isa,
-    Kernel,
-    Limit,
-    Overflow,
-    RequantizeKind,
-    Unify,
-)
+from quantpipe.types import MULTIPLIER_BITS, DType, Isa, Kernel, Limit, Overflow, RequantizeKind, Unify
 
 WIDTHS = (8, 10, 12, 15, 16, 18, 24)
 """Bits of fixed-point multipliers that are tried first beside 31."""

@@ -34,13 +34,7 @@ from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.simulate.simulator import Simulation
-from quantpipe.types import (
-    AgreementPart,
-    Batch,
-    QuantPlan,
-    Samples,
-    Topology,
-)
+from quantpipe.types import AgreementPart, Batch, QuantPlan, Samples, Topology
 
 APART = 1 << 26
 """Bytes of a realized model's weights from which on not all its sessions are open at once: each holds a copy."""

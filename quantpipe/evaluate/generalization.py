@@ -12,9 +12,7 @@ from typing import cast
 
 from quantpipe.metrics.jackknife import losses_of, standard_error
 from quantpipe.metrics.reference import Found, Reference
-from quantpipe.types import (
-    GeneralizationPart,
-)
+from quantpipe.types import GeneralizationPart
 
 DEVIATIONS = 2.0
 """Standard errors beyond which the two are said to part: 1 in 44 by chance alone."""

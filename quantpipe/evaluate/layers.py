@@ -23,13 +23,7 @@ from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import (
-    LayerRow,
-    MomentsRow,
-    Quantizer,
-    QuantPlan,
-    Samples,
-)
+from quantpipe.types import LayerRow, MomentsRow, Quantizer, QuantPlan, Samples
 
 ELEMENTS = 1 << 26
 """Values of stored tensors that errors are computed from; some seconds on two cores."""

@@ -19,13 +19,7 @@ from quantpipe.evaluate.nearness import below
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import macs
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import (
-    Kernel,
-    LayerRow,
-    OutputRow,
-    QuantPlan,
-    Topology,
-)
+from quantpipe.types import Kernel, LayerRow, OutputRow, QuantPlan, Topology
 
 MOST_TENSORS = 3
 MOST_NODES = 6

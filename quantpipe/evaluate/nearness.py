@@ -19,11 +19,7 @@ from quantpipe.metrics.dense_maps import DenseMaps
 from quantpipe.metrics.outputs import AT_ONCE, cosines
 from quantpipe.metrics.sample_figures import CountedAnswers, SampleFigures, per_row
 from quantpipe.oprules.parts import Part, parts_of
-from quantpipe.types import (
-    OutputPartRow,
-    OutputRow,
-    Samples,
-)
+from quantpipe.types import OutputPartRow, OutputRow, Samples
 
 
 @dataclass

@@ -12,17 +12,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import (
-    Accumulate,
-    DType,
-    Limit,
-    Overflow,
-    OverflowRow,
-    QuantPlan,
-    Samples,
-    Sum,
-    Topology,
-)
+from quantpipe.types import Accumulate, DType, Limit, Overflow, OverflowRow, QuantPlan, Samples, Sum, Topology
 
 
 def overflow_report(

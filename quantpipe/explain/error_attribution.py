@@ -21,17 +21,7 @@ from quantpipe.metrics.reference import Compared
 from quantpipe.option_checks import matching
 from quantpipe.scoring.precision import moves_of, named
 from quantpipe.simulate.simulator import simulate
-from quantpipe.types import (
-    Accumulate,
-    AccumulatorRow,
-    CauseKind,
-    CauseRow,
-    DType,
-    QuantPlan,
-    Samples,
-    Sum,
-    Topology,
-)
+from quantpipe.types import Accumulate, AccumulatorRow, CauseKind, CauseRow, DType, QuantPlan, Samples, Sum, Topology
 
 FEWEST = 4
 """Tensors, weights and biases that are measured alone, however little time there is."""

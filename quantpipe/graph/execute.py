@@ -30,13 +30,7 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.graph.length_limits import refuse_longer, stated_lengths
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.runtime_reasons import runtime_reason, runtime_remedy
-from quantpipe.graph.session_options import (
-    EXACT_PAIRS,
-    carried,
-    differs_by_threads,
-    quantizes_itself,
-    runs_as_declared,
-)
+from quantpipe.graph.session_options import EXACT_PAIRS, carried, differs_by_threads, quantizes_itself, runs_as_declared
 from quantpipe.graph.spooled import leave_pages
 from quantpipe.graph.stored_ports import decoded, encoded, stored_ports
 from quantpipe.graph.unsigned import unsigned_weights

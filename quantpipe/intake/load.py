@@ -20,15 +20,7 @@ from quantpipe.arrays import Feeds
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
-from quantpipe.graph.io import (
-    RESIDENT_MB,
-    STAGE,
-    check_external,
-    file_bytes,
-    file_hash,
-    load_external,
-    readable,
-)
+from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_bytes, file_hash, load_external, readable
 from quantpipe.graph.normalize import MeasuredTensors, expose, measure
 from quantpipe.graph.view import Graph, view
 from quantpipe.intake.cleanup import LEAST_OPSET, More, cleaned_model, in_steps

@@ -17,9 +17,7 @@ import onnx_ir as ir
 
 from quantpipe.arrays import Feeds
 from quantpipe.graph.execute import Session, available_cores
-from quantpipe.types import (
-    LatencyPart,
-)
+from quantpipe.types import LatencyPart
 
 WARM_UP = 3
 

@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
-from quantpipe.types import (
-    ModelMetrics,
-    Outputs,
-)
+from quantpipe.types import ModelMetrics, Outputs
 
 IN_CACHE = 1 << 15
 """Elements of class scores whose divergence is taken at a time."""

@@ -18,14 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
-from quantpipe.metrics.outputs import (
-    IN_CACHE,
-    all_finite,
-    fitted,
-    is_distribution,
-    log_probabilities,
-    row_divergences,
-)
+from quantpipe.metrics.outputs import IN_CACHE, all_finite, fitted, is_distribution, log_probabilities, row_divergences
 from quantpipe.types import Outputs
 
 TEMPERATURE = 16.0

@@ -6,12 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from quantpipe.pipeline.settings import RUN_LOG
-from quantpipe.types import (
-    RecoveryRecord,
-    RunReport,
-    SearchReport,
-    by_model,
-)
+from quantpipe.types import RecoveryRecord, RunReport, SearchReport, by_model
 
 _log = logging.getLogger(RUN_LOG)
 

@@ -45,15 +45,7 @@ from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.report.effort_text import effort_sentence
 from quantpipe.report.imported import imported_verdict, imported_warning
 from quantpipe.search.log import read_trials
-from quantpipe.types import (
-    BaselinePart,
-    DiagnosisPart,
-    Measured,
-    Profile,
-    QuantPlan,
-    Range,
-    RunReport,
-)
+from quantpipe.types import BaselinePart, DiagnosisPart, Measured, Profile, QuantPlan, Range, RunReport
 from quantpipe.types.certificate_file import ModelClaims
 from quantpipe.version import __version__
 

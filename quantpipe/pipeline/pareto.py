@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from quantpipe.calibrate.threshold_table import ThresholdTable
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.search import Objective, ObjectiveForm, Pick, SearchResult
-from quantpipe.types import (
-    FrontPart,
-    Point,
-    Score,
-    SearchReport,
-    Trial,
-)
+from quantpipe.types import FrontPart, Point, Score, SearchReport, Trial
 from quantpipe.types.run_files import FrontRow
 
 

@@ -15,12 +15,7 @@ from quantpipe.metrics.reference import objective_value
 from quantpipe.recover import RecoverOptions, RecoveryResult
 from quantpipe.report.text import recovery_gain
 from quantpipe.search import Metric, Objective, ObjectiveForm, reaches
-from quantpipe.types import (
-    RecoveryGain,
-    Score,
-    SearchReport,
-    StepRow,
-)
+from quantpipe.types import RecoveryGain, Score, SearchReport, StepRow
 
 
 def least_value(objective: Objective) -> float | None:

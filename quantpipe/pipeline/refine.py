@@ -11,13 +11,7 @@ from quantpipe.pipeline.recover import adopted, recover
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.search import SearchContext
 from quantpipe.search import Objective, ObjectiveForm, Pick, finalists, front
-from quantpipe.types import (
-    FinalistRow,
-    Profile,
-    Score,
-    SearchReport,
-    Trial,
-)
+from quantpipe.types import FinalistRow, Profile, Score, SearchReport, Trial
 
 
 def refine(

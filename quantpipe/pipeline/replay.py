@@ -20,11 +20,7 @@ from quantpipe.pipeline.strategy_file import MOST, read_strategy, results_of, st
 from quantpipe.pipeline.trial import replayed_trial
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import overrides_from_arrays
-from quantpipe.types import (
-    ResultsPart,
-    SearchReport,
-    Topology,
-)
+from quantpipe.types import ResultsPart, SearchReport, Topology
 
 
 def stored_strategy(context: RunContext) -> SearchDecision:

@@ -13,9 +13,7 @@ from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.steps import Diagnose, Steps
 from quantpipe.pipeline.timeline import Timed
-from quantpipe.types import (
-    RunReport,
-)
+from quantpipe.types import RunReport
 
 
 def open_run(settings: Settings, console: Console, diagnose: Diagnose) -> Steps:

@@ -14,16 +14,7 @@ from quantpipe.hardware.cost import COSTS
 from quantpipe.hardware.gain import COUNTS_BITS, own_cost
 from quantpipe.pipeline.context import RunContext
 from quantpipe.report.text import number
-from quantpipe.search import (
-    OWN_COST,
-    CostKind,
-    Measure,
-    Objective,
-    ObjectiveForm,
-    SearchResult,
-    Uniform,
-    contributions,
-)
+from quantpipe.search import OWN_COST, CostKind, Measure, Objective, ObjectiveForm, SearchResult, Uniform, contributions
 from quantpipe.search.objective import LOSSES
 from quantpipe.types import ConfirmationPart, ContributionRow, DevicePart, Point, Score
 from quantpipe.types.choice_key import ChoiceKind

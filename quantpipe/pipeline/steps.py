@@ -25,14 +25,7 @@ from quantpipe.pipeline.refine import refine
 from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
 from quantpipe.pipeline.train import refuse_untrainable
-from quantpipe.types import (
-    ChoiceSpace,
-    DiagnosisPart,
-    PrecisionRecord,
-    Profile,
-    RunReport,
-    Topology,
-)
+from quantpipe.types import ChoiceSpace, DiagnosisPart, PrecisionRecord, Profile, RunReport, Topology
 
 
 class Diagnose(Protocol):

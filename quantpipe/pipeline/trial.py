@@ -15,11 +15,7 @@ from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.search import LoggedTrial, find_trial
-from quantpipe.types import (
-    Profile,
-    ReplayedSearch,
-    SearchReport,
-)
+from quantpipe.types import Profile, ReplayedSearch, SearchReport
 from quantpipe.types.choice_key import OF_RANGES, ChoiceKind, read_key
 
 

@@ -10,11 +10,5 @@ from quantpipe.plan.overrides import NO_OVERRIDES, ChannelChange, Overrides
 from quantpipe.plan.pair_safe import UNSIGNED, rounded_pairs
 from quantpipe.plan.planner import Planner
 from quantpipe.plan.problem import Problem
-from quantpipe.plan.saturating_pairs import (
-    channels_of_file,
-    data_of,
-    kernel_order,
-    kernels_with_wide_pairs,
-    pair_limit,
-)
+from quantpipe.plan.saturating_pairs import channels_of_file, data_of, kernel_order, kernels_with_wide_pairs, pair_limit
 from quantpipe.plan.weights import MOST_BIAS_STEPS

@@ -23,17 +23,7 @@ from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.realize.blocks import dequantized
 from quantpipe.realize.loop_bodies import multiply_state, store_state
 from quantpipe.realize.stored_constants import StoredConstants
-from quantpipe.types import (
-    Accumulate,
-    DType,
-    Form,
-    Kernel,
-    Move,
-    Quantizer,
-    Requantize,
-    RowTable,
-    TableLayout,
-)
+from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, RowTable, TableLayout
 
 
 class Stored(StoredConstants):

@@ -18,10 +18,7 @@ from quantpipe.plan import Overrides
 from quantpipe.recover.recovery_cost import PassLimit
 from quantpipe.recover.recovery_steps import StepItem
 from quantpipe.recover.work import NotApplicable, State
-from quantpipe.types import (
-    RecoveredLayerRow,
-    StepRow,
-)
+from quantpipe.types import RecoveredLayerRow, StepRow
 
 
 @dataclass(frozen=True, eq=False)

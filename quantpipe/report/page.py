@@ -19,10 +19,7 @@ from quantpipe.report.diagnosed import gained, mostly, name_of
 from quantpipe.report.effort_text import effort_rows, effort_sentence, left_out
 from quantpipe.report.figures import drawn
 from quantpipe.report.imported import imported_verdict
-from quantpipe.types import (
-    RunReport,
-    by_model,
-)
+from quantpipe.types import RunReport, by_model
 from quantpipe.types.figures import Figures
 
 _SHOWN_ROWS = 40

@@ -13,11 +13,7 @@ from quantpipe.report import latency_text, text
 from quantpipe.report.baseline import BASELINE, baseline_verdict
 from quantpipe.report.effort_text import left_out
 from quantpipe.report.imported import imported_verdict
-from quantpipe.types import (
-    PrecisionRecord,
-    RecoveryGain,
-    RunReport,
-)
+from quantpipe.types import PrecisionRecord, RecoveryGain, RunReport
 
 _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 

@@ -6,11 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quantpipe.types import (
-    PrecisionRecord,
-    RecoveryGain,
-    RunReport,
-)
+from quantpipe.types import PrecisionRecord, RecoveryGain, RunReport
 
 DASH = "–"
 

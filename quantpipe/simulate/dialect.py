@@ -36,18 +36,7 @@ from quantpipe.simulate import simulated_functions as functions
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.simulate.digit_sums import digits_for
 from quantpipe.simulate.float_weights import FloatWeight, are_many
-from quantpipe.types import (
-    Accumulate,
-    Average,
-    Contract,
-    Form,
-    Kernel,
-    Move,
-    Product,
-    RowTable,
-    Sum,
-    WeightTensor,
-)
+from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Move, Product, RowTable, Sum, WeightTensor
 
 
 class Simulated(Arithmetic):

@@ -160,12 +160,6 @@ from quantpipe.types.search_report import (
 )
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
-from quantpipe.types.strategy_file import (
-    Measured,
-    MoreResults,
-    ResultsPart,
-    SchemaPart,
-    StrategyFile,
-)
+from quantpipe.types.strategy_file import Measured, MoreResults, ResultsPart, SchemaPart, StrategyFile
 from quantpipe.types.structure import Structure
 from quantpipe.types.topology import DynamicCell, Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite

@@ -18,16 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.edit import (
-    attribute,
-    constant,
-    is_op,
-    new_constant,
-    only_user,
-    operand,
-    rank,
-    take_place,
-)
+from quantpipe.graph.edit import attribute, constant, is_op, new_constant, only_user, operand, rank, take_place
 
 EVEN = 2.0
 """Ratio of the gains of input channels up to which they become part of weights: more would take range from others."""

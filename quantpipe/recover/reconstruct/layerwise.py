@@ -30,14 +30,7 @@ from quantpipe.recover.reconstruct.segments import Segment, segments
 from quantpipe.recover.reconstruct.shrinkage import parts_of
 from quantpipe.recover.reconstruct.threads import one_thread_each
 from quantpipe.recover.reconstruct.walk_digest import WalkDigest
-from quantpipe.types import (
-    Kernel,
-    QuantPlan,
-    RecoveredLayerRow,
-    Samples,
-    Strategy,
-    WeightTensor,
-)
+from quantpipe.types import Kernel, QuantPlan, RecoveredLayerRow, Samples, Strategy, WeightTensor
 
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
 Progress = Callable[[int, int, str], None]
