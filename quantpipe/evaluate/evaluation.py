@@ -19,7 +19,7 @@ from quantpipe.evaluate.beyond_ranges import Clipped
 from quantpipe.evaluate.decoded import continued, decoded
 from quantpipe.evaluate.default_session import in_default_session
 from quantpipe.evaluate.detected import Judge, box_warnings
-from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.generalization import generalization, parted_warning
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
 from quantpipe.evaluate.inside_models import EvaluatedModel, EvaluationSamples, Sizes, compared_inside, whole_batches
 from quantpipe.evaluate.kernels_in_steps import kernels_in_steps
@@ -43,6 +43,7 @@ from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
     Batch,
     DetectionsPart,
+    GeneralizationPart,
     LatencyPart,
     LayerRow,
     Metrics,
@@ -90,7 +91,7 @@ class Evaluation:
     free_running: ModelMetrics | None = None
     steps: StepsPart | None = None
     next_tokens: NextTokensPart | None = None
-    generalization: Generalization | None = None
+    generalization: GeneralizationPart | None = None
     overflow: Sequence[OverflowRow] = ()
     realized_samples: int = 0
     alike: ModelMetrics | None = None
@@ -110,7 +111,7 @@ class Evaluation:
     @property
     def warnings(self) -> list[str]:
         """Return doubts about the numbers, in sentences."""
-        carried = self.generalization.warning if self.generalization is not None else None
+        carried = parted_warning(self.generalization) if self.generalization is not None else None
         elsewhere = float_warning(self.agreement, self.alike or {}, self.metrics["realized"])
         apart = steps_warning(self.steps)
         return [said for said in (carried, elsewhere, apart, *self.lossy, *self.agreement.warnings) if said]

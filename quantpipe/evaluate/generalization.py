@@ -7,8 +7,6 @@ that they lose the same is compared with what the number of samples lets one kno
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import cast
 
 from quantpipe.metrics.jackknife import losses_of, standard_error
 from quantpipe.metrics.reference import Found, Reference
@@ -18,44 +16,22 @@ DEVIATIONS = 2.0
 """Standard errors beyond which the two are said to part: 1 in 44 by chance alone."""
 
 
-@dataclass(frozen=True)
-class Generalization:
-    """Hold losses against the float model, in units of `metric`.
-
-    These are the losses on the search samples and on the report samples, how much greater the latter is, and the
-    standard error of that difference. `parted`: greater by more than two of them.
-    """
-
-    metric: str
-    search: float
-    report: float
-    difference: float
-    standard_error: float
-    parted: bool
-    search_samples: int
-    report_samples: int
-
-    def as_dict(self) -> GeneralizationPart:
-        """Return the figures as plain data, for the report."""
-        return cast("GeneralizationPart", asdict(self))
-
-    @property
-    def warning(self) -> str | None:
-        """Return one sentence where the losses on the two splits differ, else None."""
-        if not self.parted:
-            return None
-        by = "" if self.metric == "auto" else f" by {self.metric}"
-        return (
-            f"the result does not carry over from the search samples to the report samples. The loss{by} is "
-            f"{self.search:.4g} on {self.search_samples} search samples and {self.report:.4g} on "
-            f"{self.report_samples} other samples, a difference of {self.difference:.3g} with a standard error of "
-            f"{self.standard_error:.2g}. Use more search samples (dataset.samples.search) of the same kind"
-        )
+def parted_warning(found: GeneralizationPart) -> str | None:
+    """Return one sentence where the losses on the two splits differ, else None."""
+    if not found["parted"]:
+        return None
+    by = "" if found["metric"] == "auto" else f" by {found['metric']}"
+    return (
+        f"the result does not carry over from the search samples to the report samples. The loss{by} is "
+        f"{found['search']:.4g} on {found['search_samples']} search samples and {found['report']:.4g} on "
+        f"{found['report_samples']} other samples, a difference of {found['difference']:.3g} with a standard error of "
+        f"{found['standard_error']:.2g}. Use more search samples (dataset.samples.search) of the same kind"
+    )
 
 
 def generalization(
     metric: str, seen: tuple[Reference, Found], unseen: tuple[Reference, Found]
-) -> Generalization | None:
+) -> GeneralizationPart | None:
     """Compare a model's losses on two splits; None if a split is too small, or a metric is not finite.
 
     Standard errors come from a jackknife over groups of samples (`quantpipe.metrics.jackknife`).
@@ -71,4 +47,13 @@ def generalization(
     difference = there - here
     if not (math.isfinite(difference) and math.isfinite(error)):
         return None
-    return Generalization(metric, here, there, difference, error, difference > DEVIATIONS * error, *counts)
+    return {
+        "metric": metric,
+        "search": here,
+        "report": there,
+        "difference": difference,
+        "standard_error": error,
+        "parted": difference > DEVIATIONS * error,
+        "search_samples": counts[0],
+        "report_samples": counts[1],
+    }

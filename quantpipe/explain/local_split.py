@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,27 +30,6 @@ from quantpipe.intmath import round_real
 from quantpipe.lowering.fragments import along_channels
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Quantizer, QuantPlan, Samples, SplitRow, Topology
-
-
-@dataclass
-class _Sums:
-    """Squared errors of one tensor by where they come from."""
-
-    inherited: float = 0.0
-    weight: float = 0.0
-    bias: float = 0.0
-    clipping: float = 0.0
-    rounding: float = 0.0
-    overflow: float = 0.0
-    rescale: float = 0.0
-
-    def add(self, name: str, one: Array, other: Array) -> None:
-        difference = (one - other).reshape(-1)
-        total = float(np.dot(difference, difference))
-        if not np.isfinite(total):
-            difference = difference[np.isfinite(difference)]
-            total = float(np.dot(difference, difference))
-        setattr(self, name, getattr(self, name) + total)
 
 
 def local_splits(
@@ -95,7 +75,7 @@ class _Made:
     stored: str
     limits: tuple[str, str] | None
     forms: Sequence[Session]
-    sums: _Sums
+    sums: dict[str, float]
 
     @classmethod
     def of(
@@ -134,7 +114,16 @@ class _Made:
             forms.insert(1, forms[0])  # its weight is as it was
         limits = simulation.limits.get(output)
         quantizer = plan.quantizers[output] if narrowed else None
-        return cls(kernel, quantizer, stored[1], operands, stored[0], limits, forms, _Sums())
+        return cls(
+            kernel,
+            quantizer,
+            stored[1],
+            operands,
+            stored[0],
+            limits,
+            forms,
+            dict.fromkeys(SplitRow.__annotations__, 0.0),
+        )
 
     @property
     def names(self) -> list[str]:
@@ -163,32 +152,31 @@ class _Made:
     def _add(self, made: Sequence[Array], wanted: Array, held: Array, wrong: NDArray[np.bool_] | None) -> None:
         """Include some rows of the three float results, float64, and of the held integers."""
         scale, rounded = self.scale, made[2]
-        self.sums.add("inherited", made[0], wanted)
-        self.sums.add("weight", made[1], made[0])
-        self.sums.add("bias", made[2], made[1])
+        self._add_to("inherited", made[0], wanted)
+        self._add_to("weight", made[1], made[0])
+        self._add_to("bias", made[2], made[1])
         if self.quantizer is not None:
             clipped = np.clip(made[2], self.quantizer.low * scale, self.quantizer.high * scale)
             rounded = round_real(clipped / scale) * scale
-            self.sums.add("clipping", clipped, made[2])
-            self.sums.add("rounding", rounded, clipped)
+            self._add_to("clipping", clipped, made[2])
+            self._add_to("rounding", rounded, clipped)
         real = held.astype(np.float64) * scale
         if wrong is None:
-            self.sums.add("rescale", real, rounded)
+            self._add_to("rescale", real, rounded)
         else:
-            self.sums.add("overflow", real[wrong], rounded[wrong])
-            self.sums.add("rescale", real[~wrong], rounded[~wrong])
+            self._add_to("overflow", real[wrong], rounded[wrong])
+            self._add_to("rescale", real[~wrong], rounded[~wrong])
+
+    def _add_to(self, part: str, one: Array, other: Array) -> None:
+        difference = (one - other).reshape(-1)
+        total = float(np.dot(difference, difference))
+        if not np.isfinite(total):
+            difference = difference[np.isfinite(difference)]
+            total = float(np.dot(difference, difference))
+        self.sums[part] += total
 
     def row(self, signal: float) -> SplitRow:
-        sums = self.sums
-        return {
-            "inherited": sums.inherited / signal,
-            "weight": sums.weight / signal,
-            "bias": sums.bias / signal,
-            "clipping": sums.clipping / signal,
-            "rounding": sums.rounding / signal,
-            "overflow": sums.overflow / signal,
-            "rescale": sums.rescale / signal,
-        }
+        return cast("SplitRow", {part: total / signal for part, total in self.sums.items()})
 
 
 def _operand(

@@ -104,7 +104,6 @@ def build_report(
     behind = baseline_warning(evaluated.baseline, graph, topology, settings.spec)
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
     recovery = decision.recovery
-    carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     free |= {"steps": evaluation.steps} if evaluation.steps is not None else {}
     caches = cache_rows(topology, plan)
@@ -126,7 +125,7 @@ def build_report(
         **free,
         **several,
         "data": {role: _data(record) for role, record in data.items()},
-        "generalization": carried.as_dict() if carried is not None else None,
+        "generalization": evaluation.generalization,
         "calibrate": _calibrate(profile),
         "precision": decision.report.get("precision") or None,
         "search": _without_precision(decision.report),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
-from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.generalization import generalization, parted_warning
 from quantpipe.metrics.jackknife import deviations, losses_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.outputs import kl_divergence
@@ -33,11 +33,11 @@ def test_loss_and_standard_error_of_a_mean() -> None:
     found = generalization("kl", seen, unseen)
     assert found is not None
     a, b = kl_per_sample(seen), kl_per_sample(unseen)
-    assert found.search == pytest.approx(a.mean())
-    assert found.report == pytest.approx(b.mean())
-    assert found.difference == pytest.approx(b.mean() - a.mean())
-    assert found.standard_error == pytest.approx(np.hypot(a.std(ddof=1), b.std(ddof=1)) / np.sqrt(20), rel=1e-6)
-    assert (found.search_samples, found.report_samples) == (20, 20)
+    assert found["search"] == pytest.approx(a.mean())
+    assert found["report"] == pytest.approx(b.mean())
+    assert found["difference"] == pytest.approx(b.mean() - a.mean())
+    assert found["standard_error"] == pytest.approx(np.hypot(a.std(ddof=1), b.std(ddof=1)) / np.sqrt(20), rel=1e-6)
+    assert (found["search_samples"], found["report_samples"]) == (20, 20)
 
 
 def test_more_samples_than_groups_give_about_the_same() -> None:
@@ -46,7 +46,7 @@ def test_more_samples_than_groups_give_about_the_same() -> None:
     assert found is not None
     a, b = kl_per_sample(seen), kl_per_sample(unseen)
     expected = np.hypot(a.std(ddof=1) / np.sqrt(400), b.std(ddof=1) / np.sqrt(800))
-    assert found.standard_error == pytest.approx(expected, rel=0.4)
+    assert found["standard_error"] == pytest.approx(expected, rel=0.4)
 
 
 def test_accuracy_is_compared_with_the_float_model_on_the_same_samples() -> None:
@@ -55,17 +55,19 @@ def test_accuracy_is_compared_with_the_float_model_on_the_same_samples() -> None
     wrong, right = (logits.argmax(axis=1) + 1) % 5, logits.argmax(axis=1)
     found = generalization("accuracy", (Reference(logits, right), logits), (Reference(logits, wrong), logits))
     assert found is not None
-    assert (found.search, found.report, found.parted) == (0.0, 0.0, False)
+    assert (found["search"], found["report"], found["parted"]) == (0.0, 0.0, False)
 
 
 def test_it_speaks_when_the_loss_is_greater_beyond_chance() -> None:
     found = generalization("kl", split(128, 0.2, 1), split(600, 0.8, 2))
-    assert found is not None and found.parted
-    assert found.difference > 2 * found.standard_error
-    assert found.warning is not None
-    assert "dataset.samples.search" in found.warning and "128" in found.warning
+    assert found is not None and found["parted"]
+    assert found["difference"] > 2 * found["standard_error"]
+    warning = parted_warning(found)
+    assert warning is not None
+    assert "dataset.samples.search" in warning and "128" in warning
+    assert parted_warning({**found, "parted": False}) is None
     less = generalization("kl", split(128, 0.8, 1), split(600, 0.2, 2))
-    assert less is not None and not less.parted, "less loss on new samples is no overfitting"
+    assert less is not None and not less["parted"], "less loss on new samples is no overfitting"
 
 
 def test_it_is_silent_where_the_splits_are_alike() -> None:
@@ -74,7 +76,7 @@ def test_it_is_silent_where_the_splits_are_alike() -> None:
     for seed in range(100):
         found = generalization("mse", split(64, 0.5, 2 * seed), split(200, 0.5, 2 * seed + 1))
         assert found is not None
-        spoke += found.parted
+        spoke += found["parted"]
     assert spoke <= 8
 
 
@@ -88,15 +90,13 @@ def test_a_function_of_the_users_own() -> None:
         "callable", (Reference(a.outputs, a.labels, agreement), x), (Reference(b.outputs, b.labels, agreement), y)
     )
     assert found is not None
-    assert found.search == pytest.approx(1 - agreement(a.outputs, x, a.labels))
+    assert found["search"] == pytest.approx(1 - agreement(a.outputs, x, a.labels))
 
 
 def test_too_little_or_not_finite_says_nothing() -> None:
     assert generalization("kl", split(1, 0.5, 1), split(50, 0.5, 2)) is None
     reference, outputs = split(50, 0.5, 1)
     assert generalization("kl", (reference, outputs * np.inf), split(50, 0.5, 2)) is None
-    quiet = Generalization("kl", 0.1, 0.1, 0.0, 0.1, False, 3, 4)
-    assert quiet.warning is None
 
 
 @pytest.mark.parametrize("rows", [(), (5,)])
@@ -117,8 +117,8 @@ def test_an_output_of_several_parts_is_judged_by_the_worst_of_them() -> None:
     loss = OutputLoss("y", LossKind.KL, parts=(Part("y", 1, 0, 3, 6), Part("y", 1, 3, 6, 6)))
     reference = Reference(logits, None, output="y", losses=(loss,))
     found = generalization("auto", (reference, outputs), (reference, outputs))
-    assert found is not None and found.search == pytest.approx(loss.of(logits, outputs))
-    assert found.search != pytest.approx(kl_divergence(logits, outputs))
+    assert found is not None and found["search"] == pytest.approx(loss.of(logits, outputs))
+    assert found["search"] != pytest.approx(kl_divergence(logits, outputs))
 
 
 def test_a_paired_difference_is_in_its_own_standard_errors() -> None:
