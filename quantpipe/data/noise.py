@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.splits import Splits
-from quantpipe.types import Batch, Objects, Samples, groups_of, objects_of, sample_name
+from quantpipe.data.subset import SamplesView
+from quantpipe.types import Batch, Samples
 from quantpipe.types.run_files import SourceRecord
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -29,48 +30,26 @@ class NoiseSource(Protocol):
         """Return numbers of its distribution."""
 
 
-class NoisySamples:
+class NoisySamples(SamplesView):
     """The samples of a split with inputs of random numbers filled in. Implements `types.Samples`."""
 
     def __init__(self, samples: Samples, inputs: Sequence[NoiseSource], shapes: Shapes, seed: int) -> None:
-        self._samples, self._inputs, self._shapes, self._seed = samples, tuple(inputs), shapes, seed
+        self.samples, self._inputs, self._shapes, self._seed = samples, tuple(inputs), shapes, seed
 
     @property
     def digest(self) -> str:
         """Return the digest of the samples, the inputs that are drawn with their distributions, and the seed."""
-        return f"{self._samples.digest}+{','.join(map(repr, self._inputs))}@{self._seed}"
-
-    @property
-    def labelled(self) -> bool:
-        """Return whether the samples have labels."""
-        return self._samples.labelled
+        return f"{self.samples.digest}+{','.join(map(repr, self._inputs))}@{self._seed}"
 
     @property
     def record(self) -> SourceRecord:
         """See `SourceSamples.record`; `drawn` are the inputs of random numbers."""
-        own: SourceRecord = getattr(self._samples, "record", SourceRecord())
+        own: SourceRecord = getattr(self.samples, "record", SourceRecord())
         return {**own, "drawn": [i.name for i in self._inputs]}
-
-    @property
-    def objects(self) -> tuple[Objects, ...] | None:
-        """Return the objects in each picture, if the data have them."""
-        return objects_of(self._samples)
-
-    @property
-    def groups(self) -> NDArray[np.str_] | None:
-        """Return the group of each sample, if the data have groups."""
-        return groups_of(self._samples)
-
-    def name(self, position: int) -> str:
-        """Return the name of the sample at a position."""
-        return sample_name(self._samples, position)
-
-    def __len__(self) -> int:
-        return len(self._samples)
 
     def batches(self, size: int) -> Iterator[Batch]:
         """See `types.Samples`. A sample has the same numbers in every batch size."""
-        for batch in self._samples.batches(size):
+        for batch in self.samples.batches(size):
             shapes = self._shapes(batch.inputs)
             drawn = {i.name: self._drawn(i, shapes[i.name], batch) for i in self._inputs}
             yield Batch({**batch.inputs, **drawn}, batch.labels, batch.indices)

@@ -71,15 +71,8 @@ class SplitOptions:
         """
         pairs = self.state if isinstance(self.state, Mapping) else caches_carried(inputs) if self.state else {}
         state = {str(k): str(v) for k, v in pairs.items()}
-        return Handling(
-            self.shuffle,
-            self.on_error,
-            state,
-            self.state_reset,
-            duplicates=self.duplicates,
-            force_few=self.force_few,
-            doubts=self.doubts,
-        )
+        same = {f.name: getattr(self, f.name) for f in fields(Handling)}
+        return Handling(**{**same, "state": state})
 
     def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
         """Return the model's inputs that the data must feed: all but those that carry state, or may be empty."""

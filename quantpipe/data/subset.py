@@ -1,4 +1,4 @@
-"""The first few samples of a split."""
+"""Views of samples: what they have in common with the viewed ones, and the first few samples of a split."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ from numpy.typing import NDArray
 from quantpipe.types import Batch, Objects, Samples, groups_of, objects_of, sample_name
 
 
-@dataclass(frozen=True, eq=False)
-class First:
-    """The first `limit` samples of `samples`, in their order."""
+class SamplesView:
+    """Samples made from `samples`, with the same labels, objects, groups, names and number."""
 
     samples: Samples
-    limit: int
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of the samples with their number."""
-        return f"{self.samples.digest}[:{len(self)}]"
 
     @property
     def labelled(self) -> bool:
@@ -43,6 +36,22 @@ class First:
     def name(self, position: int) -> str:
         """Return the name of the sample at a position."""
         return sample_name(self.samples, position)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class First(SamplesView):
+    """The first `limit` samples of `samples`, in their order."""
+
+    samples: Samples
+    limit: int
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the samples with their number."""
+        return f"{self.samples.digest}[:{len(self)}]"
 
     def __len__(self) -> int:
         return min(self.limit, len(self.samples))
