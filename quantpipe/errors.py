@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from quantpipe.passwords import conceal
@@ -103,6 +103,12 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""
+
+
+def some_of(texts: Sequence[str], most: int = 5, joint: str = ", ") -> str:
+    """Return the first `most` texts as a list for a message, and how many more there are."""
+    more = len(texts) - most
+    return joint.join(texts[:most]) + (f"{joint.strip(', ')} and {more} more" if more > 0 else "")
 
 
 def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) -> None:

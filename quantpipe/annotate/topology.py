@@ -29,7 +29,7 @@ from quantpipe.annotate.run_scales import cell_weights, dynamic_cells
 from quantpipe.annotate.settle import settle
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.annotate.weighted import reason_of, weighted
-from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.errors import ConfigError, HardwareError, some_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import integer_signatures
 from quantpipe.hardware.storage import Signatures, StorageTypes, weight_only_types
@@ -261,10 +261,9 @@ def _forbid_float(graph: Graph, reasons: dict[str, Reason], spec: HardwareSpec) 
     real = [n for n in reasons if graph.dtypes.get(graph.by_name[n].outputs[0], "float32") == "float32"]
     if spec.float_on is not FloatOn.NONE or not real:
         return
-    listed = "; ".join(f"{n}: {reasons[n]}" for n in real[:4])
-    more = f"; and {len(real) - 4} more" if len(real) > 4 else ""
+    listed = some_of([f"{n}: {reasons[n]}" for n in real], 4, "; ")
     raise HardwareError(
-        f"hardware.float_on=none, and {len(real)} nodes cannot run in integers: {listed}{more}; legal are a model "
+        f"hardware.float_on=none, and {len(real)} nodes cannot run in integers: {listed}; legal are a model "
         "without such nodes, or hardware.float_on=cpu",
         stage="annotate",
         where=spec.name,
@@ -274,10 +273,9 @@ def _forbid_float(graph: Graph, reasons: dict[str, Reason], spec: HardwareSpec) 
 def _forbid_fallback(graph: Graph, reasons: dict[str, Reason], options: AnnotateOptions) -> None:
     unknown = [n for n, r in reasons.items() if r.kind is ReasonKind.UNKNOWN_OP]
     if options.strict and unknown:
-        listed = ", ".join(f"{n} ({graph.by_name[n].op})" for n in unknown[:8])
-        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        listed = some_of([f"{n} ({graph.by_name[n].op})" for n in unknown], 8)
         raise ConfigError(
-            f"strict=true rejects ops without a rule: {listed}{more}; without strict they stay in float and are listed",
+            f"strict=true rejects ops without a rule: {listed}; without strict they stay in float and are listed",
             stage="annotate",
             where="strict",
         )

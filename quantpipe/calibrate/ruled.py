@@ -16,14 +16,11 @@ from typing import Literal
 from quantpipe.calibrate.decided import base_of
 from quantpipe.calibrate.estimators import MSE, Estimator, MaxRange, clip_percents
 from quantpipe.calibrate.rules import WHERE, Rule, Side, Surroundings, matches
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, nearest, some_of
 from quantpipe.graph.view import Graph
 from quantpipe.types import Range, ScaleGroup, TensorSchema, TensorStats, ThresholdRuleRow, Topology
 
 WeightMethod = Literal["max_range", "mse", "estimator"]
-
-NAMED = 5
-"""Tensors that a message names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +150,7 @@ def _refuse_unmatched(number: int, rule: Rule, around: Surroundings, topology: T
             if not any(matches((pattern,), name) for name in known):
                 raise ConfigError(
                     f"{rule.text} fits no tensor: no {_ONE[condition]} of the cleaned model is "
-                    f"{pattern!r}{_near(pattern, known)}; there are {_some(shown) or 'none'}",
+                    f"{pattern!r}{_near(pattern, known)}; there are {some_of(shown) or 'none'}",
                     where=f"{WHERE}[{number}].{condition}",
                 )
 
@@ -174,15 +171,15 @@ def _why_idle(number: int, rules: Sequence[Rule], around: Surroundings, topology
         known = [*topology.group_of, *topology.weight_of]
         hint = next((near for pattern in rule.tensors if (near := _near(pattern, known))), "")
         return (
-            f"{rule.text} fits only {_some(fitting)}, which {'has' if len(fitting) == 1 else 'have'} no scale of "
+            f"{rule.text} fits only {some_of(fitting)}, which {'has' if len(fitting) == 1 else 'have'} no scale of "
             f"{'its' if len(fitting) == 1 else 'their'} own on this hardware (in float, or inside a kernel){hint}; "
-            f"there are {_some(known)}"
+            f"there are {some_of(known)}"
         )
     if all(t in topology.group_of and topology.group_of[t].fixed is not None for t in stored):
-        return f"{rule.text} fits only {_some(stored)}, whose range is given (by annotate.constraints, or by the op)"
+        return f"{rule.text} fits only {some_of(stored)}, whose range is given (by annotate.constraints, or by the op)"
     earlier = any(around.fits(other, t) for t in stored for other in rules[:number])
     how = "an earlier rule fits" if earlier else "an earlier rule decides on tensors of the same scale"
-    return f"{rule.text} fits only {_some(stored)}, where {how}; leave it out, or put it before that one"
+    return f"{rule.text} fits only {some_of(stored)}, where {how}; leave it out, or put it before that one"
 
 
 def _near(pattern: str, known: Sequence[str]) -> str:
@@ -193,7 +190,3 @@ def _near(pattern: str, known: Sequence[str]) -> str:
     parts = {part: name for name in reversed(known) for part in re.split(r"[/._:]", name) if part}
     close = difflib.get_close_matches(core, list(parts), n=3, cutoff=0.4)
     return f" (did you mean {' or '.join(repr(parts[part]) for part in close)}?)" if close else ""
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -5,9 +5,10 @@ Takes a model and its topology, before any number is known; so what it calls exa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from quantpipe.errors import some_of
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
@@ -64,17 +65,18 @@ def _kernels(form: str) -> Callable[[Graph, Topology, HardwareSpec], Iterator[st
             yield f"{always.removeprefix('whose ')}"
         handed_on = [k.node for k in topology.kernels if k.form is Form.RAW and k.output not in graph.output_names]
         if handed_on:
-            yield f"accumulators are passed on from {_listed(handed_on)}"
+            yield f"accumulators are passed on from {some_of(handed_on, NAMED)}"
         wide = [g.key for g in topology.groups if g.dtype.bits > 8]
         if wide:
-            yield f"more than 8 bits may be stored in {_listed(wide)}, which onnxruntime computes in float32"
+            yield f"more than 8 bits may be stored in {some_of(wide, NAMED)}, which onnxruntime computes in float32"
 
     return reasons
 
 
 def _integers_only(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
     if topology.float_nodes:
-        yield f"it holds integers only and rejects this model: {_listed(list(topology.float_nodes))} stay in float"
+        stay = some_of(list(topology.float_nodes), NAMED)
+        yield f"it holds integers only and rejects this model: {stay} stay in float"
 
 
 def _reals(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
@@ -84,7 +86,7 @@ def _reals(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str
         yield f"float values are between its integers; {spec.name} narrows by {', '.join(kinds) or 'other scales'}"
     functions = [k.node for k in topology.kernels if OP_RULES[k.op].family in (Family.LOOKUP, Family.ROWS)]
     if functions:
-        yield f"functions are computed in float: {_listed(functions)}"
+        yield f"functions are computed in float: {some_of(functions, NAMED)}"
 
 
 def _instructions(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
@@ -92,18 +94,13 @@ def _instructions(graph: Graph, topology: Topology, spec: HardwareSpec) -> Itera
     found = list(unfit(graph, topology))
     if found:
         node, why = found[0]
-        yield f"it rejects this model: {_listed([name for name, _ in found])} ({node}: {why})"
+        yield f"it rejects this model: {some_of([name for name, _ in found], NAMED)} ({node}: {why})"
 
 
 def _litert(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
     found = list(stated_departures(topology, spec))
     if found:
-        yield f"LiteRT's kernels round otherwise: {_listed(found)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
+        yield f"LiteRT's kernels round otherwise: {some_of(found, NAMED)}"
 
 
 _REASONS: Mapping[str, Callable[[Graph, Topology, HardwareSpec], Iterator[str]]] = {

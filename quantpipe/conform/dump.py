@@ -15,7 +15,7 @@ import numpy as np
 
 from quantpipe.arrays import Array
 from quantpipe.conform.vectors import VectorSet
-from quantpipe.errors import ArtifactError, nearest
+from quantpipe.errors import ArtifactError, nearest, some_of
 from quantpipe.types import DType
 
 STAGE = "compare"
@@ -54,8 +54,7 @@ def read_dump(path: Path, vectors: VectorSet) -> Dump:
         else:
             wrong.append(problem)
     if wrong:
-        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise ArtifactError(f"{'; '.join(wrong[:MOST_NAMED])}{more}", stage=STAGE, where=str(place))
+        raise ArtifactError(some_of(wrong, MOST_NAMED, "; "), stage=STAGE, where=str(place))
     if not found:
         raise ArtifactError(
             f"holds no tensor of the set {vectors.name!r}. Legal is an npz file with the integers by tensor "

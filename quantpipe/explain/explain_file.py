@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
-from quantpipe.errors import ConfigError
+from quantpipe.errors import ConfigError, some_of
 from quantpipe.evaluate.inside_models import whole_batches
 from quantpipe.explain.advice_order import SPLIT, ordered
 from quantpipe.explain.advice_row import MeasuredLoss
@@ -169,9 +169,8 @@ def _doubts(read: _Read, judge: FakeQuantized, now: MeasuredLoss, before: Measur
             "are measured with exact sums"
         )
     if found.unread:
-        shown = ", ".join(found.unread[:3]) + (f" and {len(found.unread) - 3} more" if len(found.unread) > 3 else "")
         said.append(
             f"{len(found.unread)} scales of the file are not measured: they belong to no tensor of the float model, or "
-            f"to single channels of an activation with their own zero points. They are {shown}"
+            f"to single channels of an activation with their own zero points. They are {some_of(found.unread, 3)}"
         )
     return said

@@ -7,16 +7,13 @@ checked like one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from quantpipe.annotate.variants import Topologies
-from quantpipe.errors import ArtifactError, ConfigError
+from quantpipe.errors import ArtifactError, ConfigError, some_of
 from quantpipe.types import HardwareSpec, ScaleGroup, Schema, Structure, Symmetry, TableSite, Topology, WeightSite
-
-NAMED = 5
-"""Tensors that a message names."""
 
 
 def is_foreign(payload: Mapping[str, Any], spec: HardwareSpec, schema: Schema) -> bool:
@@ -131,7 +128,7 @@ def _refuse_missing(topology: Topology, made: Mapping[str, Any], spec: HardwareS
     missing = [k for k in (*(g.key for g in topology.groups), *(w.tensor for w in topology.weights)) if k not in made]
     if missing:
         raise ArtifactError(
-            f"it has no entry for {_some(missing)}, which {spec.name} holds in integers; legal is a strategy of a "
+            f"it has no entry for {some_of(missing)}, which {spec.name} holds in integers; legal is a strategy of a "
             "device that also does so, or command=run, which calibrates them",
             stage="strategy",
             where=where,
@@ -144,10 +141,6 @@ def _real_nodes(found: Mapping[str, Any], topology: Topology) -> list[str]:
     lost = [n for n, integer in topology.node_conds.items() if before.get(n) and not integer]
     more = [n for n, integer in topology.node_conds.items() if before.get(n) is False and integer]
     return [
-        *([f"{_some(lost)} run in float, and in integers there"] if lost else []),
-        *([f"{_some(more)} run in integers, and in float there"] if more else []),
+        *([f"{some_of(lost)} run in float, and in integers there"] if lost else []),
+        *([f"{some_of(more)} run in integers, and in float there"] if more else []),
     ]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

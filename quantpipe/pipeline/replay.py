@@ -12,7 +12,7 @@ from quantpipe.artifacts import damage, digest_json, read_json, read_npz, read_o
 from quantpipe.artifacts.encode import digest_arrays
 from quantpipe.errors import ArtifactError
 from quantpipe.pipeline.candidate_weights import rounded
-from quantpipe.pipeline.carry_strategy import NAMED, carried, is_foreign
+from quantpipe.pipeline.carry_strategy import carried, is_foreign
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.run_folder import RunFolder
@@ -175,7 +175,7 @@ def _with_other_settings(context: RunContext, path: Path, decision: SearchDecisi
     if not differing:
         return decision
     note = (
-        f"{path} was made for {context.settings.spec.name} with other settings: {'; '.join(differing[:NAMED])}. Ranges "
+        f"{path} was made for {context.settings.spec.name} with other settings: {'; '.join(differing[:5])}. Ranges "
         "and bits are the file's; scales and integers follow the settings here, and recovered weights keep their "
         "integers"
     )

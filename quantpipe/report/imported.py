@@ -6,6 +6,7 @@ Files of this feature, all `imported.py`: `types`, `evaluate` (compares with the
 
 from __future__ import annotations
 
+from quantpipe.errors import some_of
 from quantpipe.types import ImportedPart
 
 NAMED = 3
@@ -22,10 +23,9 @@ def imported_warning(part: ImportedPart | None) -> str | None:
     rows = [row for row in rows if row["differing"] is None]
     if not rows:
         return None
-    named = [f"{row['name']}: {row['reason']}{_loss(row['sqnr_db'])}" for row in rows[:NAMED]]
-    more = f"; and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    named = [f"{row['name']}: {row['reason']}{_loss(row['sqnr_db'])}" for row in rows]
     verb = "weight of the file has" if len(rows) == 1 else "weights of the file have"
-    return f"{len(rows)} {verb} other integers on this device: {'; '.join(named)}{more}"
+    return f"{len(rows)} {verb} other integers on this device: {some_of(named, NAMED, '; ')}"
 
 
 def _loss(decibel: float | None) -> str:

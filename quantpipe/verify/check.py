@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.errors import some_of
 from quantpipe.verify.cache_ports import check_caches, check_lengths
 from quantpipe.verify.checked_kernels import KernelCheck
 from quantpipe.verify.checked_loops import check_loops
@@ -54,8 +55,7 @@ class Verdict:
         if self.wrong is not None:
             return f"wrong: {self.wrong}"
         left = self.kernels - self.proved
-        other = f"; not compared: {', '.join(self.uncompared[:NAMED])}" if self.uncompared else ""
-        other += f" and {len(self.uncompared) - NAMED} more" if len(self.uncompared) > NAMED else ""
+        other = f"; not compared: {some_of(self.uncompared, NAMED)}" if self.uncompared else ""
         return (
             f"every claim of the certificate holds: proved for all inputs: {self.proved} of {self.kernels} kernels; "
             f"claimed on samples only: {_counted(left, 'kernel')} (functions of rows and tables are compared here with "

@@ -11,7 +11,7 @@ from typing import Any
 from quantpipe.calibrate.importers.derive import never_negative, with_derived
 from quantpipe.calibrate.importers.entries import Entries
 from quantpipe.calibrate.importers.read import read_entries
-from quantpipe.errors import ArtifactError
+from quantpipe.errors import ArtifactError, some_of
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile, TensorStats
 
@@ -40,21 +40,24 @@ def load_profile(path: Path, graph: Graph, measured: Sequence[str]) -> Profile:
         named |= {t: dataclasses.replace(named[t], minimum=0.0, batch_minimum=0.0) for t in positive}
         if signed := [t for t in measured if t in named and t not in positive]:
             warnings.append(
-                f"the file has thresholds without a sign: [-T, T] represents {_few(signed)}; the other tensors cannot "
-                "be negative by the ops that make them"
+                f"the file has thresholds without a sign: [-T, T] represents {some_of(signed, _SHOWN)}; the other "
+                "tensors cannot be negative by the ops that make them"
             )
     found, made = with_derived(graph, named)
     tensors = {t: found[t] for t in measured if t in found}
     if missing := [t for t in measured if t not in tensors]:
         raise ArtifactError(
-            f"it lacks statistics of {len(missing)} of the {len(measured)} tensors that are needed: {_few(missing)}. "
+            f"it lacks statistics of {len(missing)} of the {len(measured)} tensors that are needed: "
+            f"{some_of(missing, _SHOWN)}. "
             "Legal are files that name all of them, or the tensors from which they are made by clipping, moving or "
-            f"joining values. The file has {len(entries.tensors)} names, such as {_few(list(entries.tensors)[:3])}",
+            f"joining values. The file has {len(entries.tensors)} names, such as {', '.join([*entries.tensors][:3])}",
             stage="profile",
             where=str(path),
         )
     if unknown:
-        warnings.append(f"{len(unknown)} of its names are of no tensor of the cleaned model: {_few(unknown)}")
+        warnings.append(
+            f"{len(unknown)} of its names are of no tensor of the cleaned model: {some_of(unknown, _SHOWN)}"
+        )
     record: dict[str, Any] = {
         "file": str(path),
         "format": entries.format,
@@ -105,8 +108,3 @@ def _spellings(name: str) -> Iterator[str]:
     yield plain
     if plain[:1].isdigit():
         yield f"A{plain}"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
