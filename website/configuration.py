@@ -7,6 +7,7 @@ comment. A key's comment stands behind it on its line, or in the lines right abo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Iterator, Mapping
@@ -63,25 +64,45 @@ def page() -> str:
     return "\n".join(parts)
 
 
+@functools.cache
 def defaults() -> dict[str, str]:
     """Group -> the option that is taken when nothing is said."""
     entries = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
 
 
-def keys(path: Path, prefix: tuple[str, ...] = (), types: Mapping[str, str] | None = None) -> Iterator[Key]:
-    """Every key of a YAML file that holds a value, in its order, below `prefix`."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    node = yaml.compose(path.read_text(encoding="utf-8"))
-    if node is None:
-        return
-    first = node.start_mark.line
+def keys(
+    path: Path, prefix: tuple[str, ...] = (), types: Mapping[str, str] | None = None, *, common: bool = True
+) -> Iterator[Key]:
+    """Every key of a YAML file that holds a value, in its order, below `prefix`.
+
+    With `common`, keys without a comment have the comment of the group's default option.
+    """
+    own = _comments(path, prefix)
+    usual = _comments(path.with_stem(defaults()[prefix[0]]), prefix) if prefix and common else {}
+    lines, node = _read(path)
     for entries in _leaves(node):
         name = (*prefix, *(key.value for key, _ in entries))
-        value = entries[-1][1]
-        said = (_comment(lines, entry, first) for entry in reversed(entries))  # its own, else that of its section
-        kind = (types or {}).get(".".join(name)) or _kind_of(value)
-        yield Key(name, _default(value, lines), next(filter(None, said), ""), kind)
+        above = [name[:size] for size in range(len(name), len(prefix), -1)]  # its own comment, else its section's
+        said = (known.get(place, "") for known in (own, usual) for place in above)
+        kind = (types or {}).get(".".join(name)) or _kind_of(entries[-1][1])
+        yield Key(name, _default(entries[-1][1], lines), next(filter(None, said), ""), kind)
+
+
+def _read(path: Path) -> tuple[list[str], yaml.Node | None]:
+    text = path.read_text(encoding="utf-8")
+    return text.splitlines(), yaml.compose(text)
+
+
+def _comments(path: Path, prefix: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """The comment of every key and section of a file."""
+    lines, node = _read(path)
+    found = {}
+    for entries in _leaves(node):
+        for size, entry in enumerate(entries, 1):
+            name = (*prefix, *(key.value for key, _ in entries[:size]))
+            found[name] = _comment(lines, entry, node.start_mark.line if node else 0)
+    return found
 
 
 def head(path: Path) -> str:
@@ -167,7 +188,7 @@ def _said(kind: Any) -> str:
     return re.sub(r"\b(?:typing|collections\.abc)\.", "", text)
 
 
-def _leaves(node: yaml.Node, above: tuple[_Entry, ...] = ()) -> Iterator[tuple[_Entry, ...]]:
+def _leaves(node: yaml.Node | None, above: tuple[_Entry, ...] = ()) -> Iterator[tuple[_Entry, ...]]:
     """Every key whose value is no mapping of others, behind the keys of the sections that it stands in."""
     if not isinstance(node, yaml.MappingNode):
         return

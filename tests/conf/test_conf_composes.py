@@ -23,6 +23,7 @@ from quantpipe.realize import BACKENDS, FILE_FORMS
 from quantpipe.scoring.workers import Process, Serial
 from quantpipe.search import FloatFigures, Objective, ObjectiveOptions
 from tests.zoo import ZOO, needs_zoo
+from website.configuration import defaults, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -104,6 +105,18 @@ def test_every_option_begins_with_what_it_is(group: str, option: str) -> None:
     first = (CONF / group / f"{option}.yaml").read_text().splitlines()[0]
     assert first.startswith("# ")
     assert len(first) > 20
+
+
+@pytest.mark.parametrize("group", ["effort", "model", "objective", "realize", "recover", "search", "threshold"])
+def test_common_keys_of_a_group_are_explained_in_its_default_alone(group: str) -> None:
+    usual = CONF / group / f"{defaults()[group]}.yaml"
+    known = {key.path: key.comment for key in keys(usual, (group,))}
+    assert all(known.values())
+    for path in sorted((CONF / group).glob("*.yaml")):
+        if path != usual:
+            own = {key.path: key.comment for key in keys(path, (group,), common=False)}
+            assert not [key for key, comment in own.items() if comment and comment == known.get(key)], path
+            assert all(own.values()) or path.read_text().endswith(f"# Common keys: {usual.name}\n"), path
 
 
 @pytest.mark.sliced(9)

@@ -125,9 +125,9 @@ def test_the_configuration_reference_has_every_key_with_its_comment_and_default(
     assert top["annotate.min_bits"].default == "4" and top["annotate.min_bits"].kind == "int"
     assert top["annotate.min_bits"].comment == "minimum of every choice of bits"
     assert [name for name, key in top.items() if not key.comment] == []
-    greedy = {key.name: key for key in configuration.keys(configuration.CONF / "search" / "greedy.yaml")}
-    assert greedy["max_evaluations"].default == "400"
-    assert greedy["max_evaluations"].comment.startswith("distinct points")
+    greedy = {key.name: key for key in configuration.keys(configuration.CONF / "search" / "greedy.yaml", ("search",))}
+    assert greedy["search.max_evaluations"].default == "400"
+    assert greedy["search.max_evaluations"].comment.startswith("distinct points")
 
 
 def leaves(content: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
