@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import onnxruntime as ort
@@ -74,6 +76,20 @@ def test_every_artifact_carries_its_origin(default_run: DefaultRun) -> None:
         origin = read_origin(folder / name)
         assert origin is not None, name
         assert origin.inputs["model"] == model, name
+
+
+def test_one_value_from_pixel_to_logit_is_the_documented_one(default_run: DefaultRun) -> None:
+    script, page = ROOT / "benchmarks" / "one_value.py", (ROOT / "docs" / "architecture.md").read_text()
+    done = subprocess.run(
+        [sys.executable, str(script), str(default_run.result.folder)], capture_output=True, text=True, check=True
+    )
+    hand, runtime = done.stdout.splitlines()
+    total, product, stored, real = hand.removeprefix("by hand ").split()
+    assert f"= **{total}**" in page and f"= {float(product):.4f} → **{stored}**" in page
+    assert f"= {float(real):.4f} |" in page
+    _, found, _, logit, *_, by_hand = runtime.split()
+    assert found == stored and float(logit) == pytest.approx(float(by_hand), rel=1e-6)
+    assert f"= **{float(logit):.4f}**, the logit" in page
 
 
 def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> None:
