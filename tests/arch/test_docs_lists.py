@@ -24,18 +24,14 @@ def section(page: str, title: str) -> str:
     return found[1]
 
 
-def missing(group: str, text: str) -> set[str]:
-    return {name for name in options(group) if f"`{name}`" not in text}
-
-
 @pytest.mark.parametrize("group", GROUPS)
-def test_configuration_lists_every_option_of_every_group(group: str) -> None:
-    assert missing(group, section("docs/configuration.md", f"Group `{group}`")) == set()
+def test_configuration_has_a_section_for_every_group(group: str) -> None:
+    assert section("docs/configuration.md", f"Group `{group}`").strip()
 
 
-def test_the_readme_lists_every_option_of_its_groups() -> None:
+def test_the_readme_lists_every_option_of_every_group() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section("README.md", "Choosing hardware, search and objective"), re.M)
-    assert {group for group, _ in rows} >= {"hardware", "dataset", "threshold", "search", "executor"}
+    assert {group for group, _ in rows} == set(GROUPS) - {"model"}  # whose options are the shipped models
     for group, text in rows:
         named = set(re.findall(r"(?<![\w=])`(\w+)`", text))
         assert named == options(group), group
