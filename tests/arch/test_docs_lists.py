@@ -54,3 +54,10 @@ def test_exit_codes_stand_with_the_keys_and_are_those_of_check_and_lint() -> Non
     text = (ROOT / "docs" / "configuration.md").read_text()
     assert "### Exit codes" in text and re.search(r"^\| `check` \|", text, re.M)
     assert "configuration.md#exit-codes" in (ROOT / "README.md").read_text()
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", (ROOT / "docs" / "architecture.md").read_text()))
+    assert len(named) > 30
+    known = [str(path.relative_to(ROOT)) for path in (ROOT / "quantpipe").rglob("*.py")]
+    assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in known)] == []
