@@ -85,12 +85,7 @@ def left_out(every: ChoiceSpace, offered: ChoiceSpace, narrowed: ChoiceSpace) ->
 
 
 def _narrow(
-    left: dict[str, Choice],
-    pattern: str,
-    where: str,
-    wanted: Sequence[OptionValue],
-    *,
-    whole: dict[str, Choice],
+    left: dict[str, Choice], pattern: str, where: str, wanted: Sequence[OptionValue], *, whole: dict[str, Choice]
 ) -> None:
     found = _matching(left, pattern, where)
     meant = {left[key].kind for key in found if not {*wanted}.isdisjoint(whole[key].options)}

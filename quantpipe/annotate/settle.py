@@ -181,14 +181,7 @@ def _kernel(
 
 
 def _operand(
-    node: Node,
-    port: int,
-    conditions: Conditions,
-    ports: int,
-    *,
-    spec: HardwareSpec,
-    draft: Draft,
-    raw: set[str],
+    node: Node, port: int, conditions: Conditions, ports: int, *, spec: HardwareSpec, draft: Draft, raw: set[str]
 ) -> Operand:
     rule = rule_of(node)
     family = None if rule is None else rule.family

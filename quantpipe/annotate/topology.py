@@ -152,15 +152,7 @@ def analyze(
     weights |= {k.weight: weight_only_types(spec, k.op)[-1] for k in blocks if k.weight is not None}
     reasons |= {k.node: reason_of(spec) for k in blocks}
     granularity = partial(_granularity, structure, schema)
-    sites = weight_sites(
-        graph,
-        spec,
-        weights,
-        granularity,
-        kernels=(*kernels, *real),
-        edges=edges,
-        least=least,
-    )
+    sites = weight_sites(graph, spec, weights, granularity, kernels=(*kernels, *real), edges=edges, least=least)
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
     cells = dynamic_cells(graph, reasons)
     sites += cell_weights(spec, cells, granularity, edges=edges)

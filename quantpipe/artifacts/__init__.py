@@ -14,7 +14,6 @@ from quantpipe.artifacts.read import (
     is_current,
     read_bytes,
     read_json,
-    read_kept,
     read_npz,
     read_origin,
     read_text,

@@ -240,8 +240,7 @@ def carry(splits: Splits, inputs: Sequence[TensorInfo], run: Run) -> Splits:
     for role, samples in splits.roles.items():
         if not isinstance(samples, SourceSamples):
             raise ConfigError(
-                f"is not supported by this data set, whose samples are {type(samples).__name__}.",
-                where="dataset.state",
+                f"is not supported by this data set, whose samples are {type(samples).__name__}.", where="dataset.state"
             )
         found[role] = StatefulSamples(samples, splits.state, inputs, run)
     return splits.with_roles(found)

@@ -120,13 +120,7 @@ class Agreement:
 
 
 def compare(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    simulation: Simulation,
-    *,
-    realized: Rendered,
-    samples: Samples,
+    graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, realized: Rendered, samples: Samples
 ) -> Agreement:
     """Run both models on all samples, the realized one in every kind of session; return the comparison.
 

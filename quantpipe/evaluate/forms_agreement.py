@@ -91,13 +91,7 @@ def compare_forms(
     """
     course.phases += len(forms)
     return [
-        course.result(
-            f"form {form.form}",
-            partial(_compared, model, form, folder),
-            samples,
-            _as_row,
-        )
-        for form in forms
+        course.result(f"form {form.form}", partial(_compared, model, form, folder), samples, _as_row) for form in forms
     ]
 
 

@@ -101,10 +101,7 @@ def compared_inside(
     release_memory()
     few = first(samples_for(graph, plan, sizes.layer))
     layers = course.result(
-        "errors per tensor",
-        lambda some: layer_report(graph, plan, simulation, some),
-        few,
-        list[LayerRow],
+        "errors per tensor", lambda some: layer_report(graph, plan, simulation, some), few, list[LayerRow]
     )
     release_memory()
     beyond = {

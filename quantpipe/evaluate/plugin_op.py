@@ -33,13 +33,7 @@ SAMPLES = 4
 
 
 def check_plug_ins(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    simulation: Simulation,
-    *,
-    realized: Rendered,
-    samples: Samples,
+    graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, realized: Rendered, samples: Samples
 ) -> None:
     """Compare every kernel of a plug-in package with the package's interpreter and reference, on a few samples.
 

@@ -107,11 +107,7 @@ class GraphBuilder:
         return self._append(op_type, domain, inputs, attributes, name=name, outputs=list(outputs), claim=claim)
 
     def copy(
-        self,
-        node: Node,
-        inputs: Sequence[ir.Value | None],
-        outputs: Sequence[str] | None = None,
-        claim: bool = False,
+        self, node: Node, inputs: Sequence[ir.Value | None], outputs: Sequence[str] | None = None, claim: bool = False
     ) -> list[ir.Value]:
         """Append a node with the same op, attributes and name on other inputs; return its outputs.
 

@@ -285,10 +285,7 @@ def _known_as(node: ir.Node) -> str:
 
 
 def _arrived(
-    data: bytes,
-    model_hash: str,
-    fields: Mapping[str, Any],
-    needed: tuple[tuple[tuple[str, str], ...], tuple[str, ...]],
+    data: bytes, model_hash: str, fields: Mapping[str, Any], needed: tuple[tuple[tuple[str, str], ...], tuple[str, ...]]
 ) -> Graph:
     extensions, libraries = needed
     extend.ensure(extensions)

@@ -125,6 +125,5 @@ def _refuse_apart(reader: Reader, steps: tuple[PatternStep, ...], field: str) ->
                 left.remove(step)
     if left:
         raise reader.error(
-            f"{field}.{left[0].value}",
-            f"has nothing to do with {steps[-1].value}; legal are steps that share values",
+            f"{field}.{left[0].value}", f"has nothing to do with {steps[-1].value}; legal are steps that share values"
         )

@@ -160,13 +160,7 @@ def _list(values: set[str]) -> str:
 
 
 def _signatures(
-    reader: Reader,
-    step: PatternStep,
-    types: Mapping[str, tuple[str, ...]],
-    given: Data,
-    *,
-    data: Data,
-    field: str,
+    reader: Reader, step: PatternStep, types: Mapping[str, tuple[str, ...]], given: Data, *, data: Data, field: str
 ) -> dict[str, tuple[OpSignature, ...]]:
     """Return op -> the ways to run the node that makes a value, one for each choice of the names of `types`."""
     said = {key: (given.get(key) or {}).get(step.value) for key in OWN}

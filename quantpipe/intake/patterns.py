@@ -107,12 +107,7 @@ def _value(
 
 
 def _inputs(
-    function: onnx.FunctionProto,
-    makers: _Makers,
-    maker: onnx.NodeProto,
-    given: list[ir.Value | None],
-    *,
-    match: _Match,
+    function: onnx.FunctionProto, makers: _Makers, maker: onnx.NodeProto, given: list[ir.Value | None], *, match: _Match
 ) -> _Match | None:
     found: _Match | None = match.copy()
     for name, value in zip(maker.input, given, strict=True):

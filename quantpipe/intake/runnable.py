@@ -155,11 +155,7 @@ def _explained(error: ModelError, where: str, model: ir.Model) -> ModelError:
     text = str(error)
     if not lacks_kernel(error):
         remedy = _given_numbers(error, model) or ("" if runtime_remedy(error) or "; legal" in text else f". {RUNS}")
-        return ModelError(
-            f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}{remedy}",
-            stage="run",
-            where=where,
-        )
+        return ModelError(f"{text.split(f'{where}: ', 1)[-1].rstrip('. ')}{remedy}", stage="run", where=where)
     return ModelError(
         f"{text.split(f'{where}: ', 1)[-1]}. No ONNX function could replace the op. Legal are models with ops that "
         "onnxruntime has kernels for, or that ONNX defines by such ops, and custom ops of a library that "

@@ -35,13 +35,7 @@ def kind_of(graph: Graph, output: str, labelled: bool) -> LossKind:
 
 
 def automatic(
-    graph: Graph,
-    main: str,
-    *,
-    alone: bool,
-    labelled: bool,
-    states: frozenset[str] = frozenset(),
-    weights: Weights = (),
+    graph: Graph, main: str, *, alone: bool, labelled: bool, states: frozenset[str] = frozenset(), weights: Weights = ()
 ) -> tuple[OutputLoss, ...]:
     """Return the losses of `objective=auto`.
 

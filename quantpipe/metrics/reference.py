@@ -207,12 +207,7 @@ def outputs_of(
     return several if len(wanted) > 1 else several[wanted[0]]
 
 
-def reference_of(
-    session: Session,
-    samples: Samples,
-    size: int,
-    compared: Compared = Compared(),
-) -> Reference:
+def reference_of(session: Session, samples: Samples, size: int, compared: Compared = Compared()) -> Reference:
     """Run the float model on the samples, `size` per batch, to compare others with it.
 
     Raises DataError when an output that needs finite numbers has others.

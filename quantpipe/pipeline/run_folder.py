@@ -255,11 +255,7 @@ class RunFolder:
         return known or Origin("search/replay", {"model": model})
 
     def write_front(
-        self,
-        strategy: Mapping[str, Any],
-        points: Mapping[str, Mapping[str, Any]],
-        table: ParetoFile,
-        origin: Origin,
+        self, strategy: Mapping[str, Any], points: Mapping[str, Mapping[str, Any]], table: ParetoFile, origin: Origin
     ) -> None:
         """Write a Pareto front and remove the points of an earlier one.
 

@@ -40,13 +40,7 @@ MOST = float(np.finfo(np.float32).max) / 2**16
 
 
 def strategy_payload(
-    model_hash: str,
-    spec: HardwareSpec,
-    schema: Schema,
-    topology: Topology,
-    *,
-    strategy: Strategy,
-    results: ResultsPart,
+    model_hash: str, spec: HardwareSpec, schema: Schema, topology: Topology, *, strategy: Strategy, results: ResultsPart
 ) -> StrategyFile:
     """Return the content of a strategy file as plain data."""
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}

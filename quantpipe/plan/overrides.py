@@ -51,9 +51,7 @@ class Overrides:
         if not self.ranges and not self.thresholds:
             return strategy
         return replace(
-            strategy,
-            ranges={**strategy.ranges, **self.ranges},
-            weights={**strategy.weights, **self.thresholds},
+            strategy, ranges={**strategy.ranges, **self.ranges}, weights={**strategy.weights, **self.thresholds}
         )
 
 

@@ -234,13 +234,7 @@ class Planner:
         return found
 
     def _integers(
-        self,
-        tensor: str,
-        scale: NDArray[np.float32],
-        zero: NDArray[np.int64],
-        bounds: tuple[int, int],
-        *,
-        dtype: DType,
+        self, tensor: str, scale: NDArray[np.float32], zero: NDArray[np.int64], bounds: tuple[int, int], *, dtype: DType
     ) -> NDArray[Any]:
         """Integers of a weight; for one that stays in its file they go to a file, too, a few rows at a time."""
         qmin, qmax = bounds

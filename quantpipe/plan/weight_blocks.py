@@ -261,11 +261,7 @@ def _ranges(lanes: NDArray[np.float32]) -> tuple[Floats, Floats]:
 
 
 def _least_squares(
-    lanes: NDArray[np.float32],
-    scale: NDArray[np.float32],
-    grid: BlockGrid,
-    *,
-    importance: NDArray[np.float32] | None,
+    lanes: NDArray[np.float32], scale: NDArray[np.float32], grid: BlockGrid, *, importance: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     """The scales `[C, B]` of smallest squared error for the codes that other scales give."""
     zero = grid.zero_point.astype(np.float32)

@@ -45,13 +45,7 @@ BACKENDS: Mapping[str, Callable[[], Dialect]] = _Backends()
 
 
 def write(
-    form: str,
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    *,
-    stored: Collection[str] = (),
-    here: bool = False,
+    form: str, graph: Graph, topology: Topology, plan: QuantPlan, *, stored: Collection[str] = (), here: bool = False
 ) -> Rendered:
     """Return the integer model in a form by its name.
 

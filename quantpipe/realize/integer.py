@@ -340,14 +340,7 @@ class Integer(Stored):
         return context.builder.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
 
     def _shift(
-        self,
-        context: Context,
-        value: ir.Value,
-        shift: int,
-        name: str,
-        *,
-        bound: int,
-        rounding: str = Rounding.HALF_UP,
+        self, context: Context, value: ir.Value, shift: int, name: str, *, bound: int, rounding: str = Rounding.HALF_UP
     ) -> ir.Value:
         """Write v / 2^shift on int32, rounded; |v| <= `bound`. Below 0 it goes to the left; 0 writes nothing."""
         b = context.builder

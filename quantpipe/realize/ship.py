@@ -41,13 +41,7 @@ class Shipped:
 
 
 def ship_text(
-    graph: Graph,
-    plan: QuantPlan,
-    forms: Sequence[Shipped],
-    *,
-    topology: Topology,
-    spec: HardwareSpec,
-    made: Provenance,
+    graph: Graph, plan: QuantPlan, forms: Sequence[Shipped], *, topology: Topology, spec: HardwareSpec, made: Provenance
 ) -> str:
     """Return SHIP.md, whose Python code runs in the folder of the files.
 

@@ -163,8 +163,7 @@ class MlflowTracker:
         try:
             store, title = self._store, conceal(self.config.run_name or name or "") or None
             within(
-                _OPEN_SECONDS if store.database is None else None,
-                lambda: self._open(store, title, all_tags, cleaned),
+                _OPEN_SECONDS if store.database is None else None, lambda: self._open(store, title, all_tags, cleaned)
             )
         except TimeoutError as error:
             raise ConfigError(

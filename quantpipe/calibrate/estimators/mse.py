@@ -101,12 +101,7 @@ def occupied(stats: TensorStats) -> tuple[NDArray[np.int64], Floats]:
 
 
 def expected_errors(
-    counts: NDArray[np.int64],
-    edges: Floats,
-    scale: Floats,
-    least: NDArray[np.int64],
-    *,
-    greatest: NDArray[np.int64],
+    counts: NDArray[np.int64], edges: Floats, scale: Floats, least: NDArray[np.int64], *, greatest: NDArray[np.int64]
 ) -> Floats:
     """Return the mean of (x - s·k(x))², k(x) = clip(rint(x/s), `least`, `greatest`), for `[J]` candidates.
 
@@ -137,12 +132,7 @@ def expected_errors(
 
 
 def errors_by_integer(
-    counts: NDArray[np.int64],
-    edges: Floats,
-    scale: Floats,
-    least: NDArray[np.int64],
-    *,
-    greatest: NDArray[np.int64],
+    counts: NDArray[np.int64], edges: Floats, scale: Floats, least: NDArray[np.int64], *, greatest: NDArray[np.int64]
 ) -> Floats:
     """Return the errors of `expected_errors`, at a cost of J·(`greatest` - `least`) instead of J·n.
 

@@ -34,13 +34,7 @@ class PictureSource:
     sequences = None
 
     def __init__(
-        self,
-        folder: Path,
-        classes: Mapping[str, int] | None,
-        by_csv: bool,
-        channels: int,
-        *,
-        groups: str | None = None,
+        self, folder: Path, classes: Mapping[str, int] | None, by_csv: bool, channels: int, *, groups: str | None = None
     ) -> None:
         self._mode = MODES.get(channels, "RGB")
         self.where = str(folder)

@@ -195,13 +195,7 @@ class TableDataset(FileOptions):
         ports = {i.name: i for i in inputs} | ({SINGLE: needed[0]} if needed else {})
         shapes = {name: _sample_shape(ports.get(name), len(columns)) for name, columns in groups.items()}
         return TableSource(
-            file,
-            groups,
-            shapes,
-            label,
-            classes=self.classes,
-            sequence=self.sequence,
-            column_of_groups=self.groups,
+            file, groups, shapes, label, classes=self.classes, sequence=self.sequence, column_of_groups=self.groups
         )
 
     def _groups(

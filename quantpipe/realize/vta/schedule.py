@@ -175,9 +175,7 @@ class _Tile:
                     reads = [Uop(beside + d, m * size + source_at) for m, d in enumerate(into)]
                     self.program.gemm(reads, {**loop, **walk})
                     self.program.alu(
-                        Alu.MAX,
-                        [Uop(d, beside + d) for d in into],
-                        {**loop, "src_out": place.width, "src_in": 1},
+                        Alu.MAX, [Uop(d, beside + d) for d in into], {**loop, "src_out": place.width, "src_in": 1}
                     )
 
     # --- from accumulators to what is stored --------------------------------------------------------------------------

@@ -233,10 +233,7 @@ def mean_output(weight: Floats, moments: Moments, options: LayerOptions) -> Floa
 
 
 def _candidates(
-    target: Floats,
-    hessian: Floats,
-    start: NDArray[np.float32],
-    grid: WeightGrid,
+    target: Floats, hessian: Floats, start: NDArray[np.float32], grid: WeightGrid
 ) -> list[NDArray[np.float32]]:
     """Return scales to try.
 
