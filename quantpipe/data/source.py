@@ -81,6 +81,20 @@ class Source(Protocol):
         """
 
 
+class NumberedSamples:
+    """Name the samples of a source by their numbers in it, and digest them array by array."""
+
+    where: str
+
+    def name(self, index: int) -> str:
+        """Return the name of a sample, as errors show it."""
+        return f"sample {index} of {self.where}"
+
+    def hash_into(self: Source, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include these samples in a digest."""
+        hash_arrays(hasher, self, indices)
+
+
 def refuse_unequal(counts: Mapping[str, int], where: str | None = None) -> None:
     """Reject arrays of different numbers of rows, given by the name of each array."""
     if len(set(counts.values())) > 1:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quantpipe.data.divide import WHOLE
 from quantpipe.data.labels import as_groups, as_labels
 from quantpipe.data.preprocess import Preprocess, SourceLayout
-from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays, refuse_unequal
+from quantpipe.data.source import SINGLE, NumberedSamples, Rows, Source, refuse_unequal
 from quantpipe.data.sources.iterable import IterableSource
 from quantpipe.data.split_options import SplitOptions
 from quantpipe.data.splits import Splits
@@ -39,7 +39,7 @@ class SampleSets:
     search: Any = None
 
 
-class ArraysSource:
+class ArraysSource(NumberedSamples):
     """Rows of arrays in memory, one array per field; `labels` int64 `[N]` or None."""
 
     sequences: NDArray[np.int64] | None = None
@@ -72,17 +72,9 @@ class ArraysSource:
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
 
-    def name(self, index: int) -> str:
-        """Return the name of a sample, as errors show it."""
-        return f"sample {index} of {self.where}"
-
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return the rows of these samples, by field."""
         return {name: array[indices] for name, array in self._arrays.items()}
-
-    def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        """Include these samples in a digest."""
-        hash_arrays(hasher, self, indices)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from quantpipe.data.duplicates import UNKNOWN, fingerprints
 from quantpipe.data.labels import as_groups
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.sample_store import SampleStore
-from quantpipe.data.source import Hasher, Rows, hash_arrays
+from quantpipe.data.source import NumberedSamples, Rows
 from quantpipe.data.split_options import SplitOptions
 from quantpipe.data.splits import DEFAULT_SAMPLES, Splits
 from quantpipe.data.user_functions import arrays_of, called, checked_function, name_of
@@ -36,7 +36,7 @@ TOLD_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-class IterableSource:
+class IterableSource(NumberedSamples):
     """Hold the samples of one call, at most `limit`, spooled. A sample is an array, a mapping, or (either, label).
 
     `sequence` names the entry of a mapping that numbers the sequence a sample belongs to.
@@ -122,10 +122,6 @@ class IterableSource:
     def __len__(self) -> int:
         return len(self._spool)
 
-    def name(self, index: int) -> str:
-        """Return the name of a sample, as errors show it."""
-        return f"sample {index} of {self.where}"
-
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return these samples, by field."""
         found = [self._sample(int(index)) for index in indices]
@@ -135,10 +131,6 @@ class IterableSource:
         if index in self._broken:
             raise self._broken[index]
         return self._spool.read(index)
-
-    def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        """Include these samples in a digest."""
-        hash_arrays(hasher, self, indices)
 
     def fingerprints(self) -> set[int]:
         """Return a short digest of every sample."""

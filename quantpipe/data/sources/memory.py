@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import SourceLayout
-from quantpipe.data.source import SINGLE, Hasher, Rows
+from quantpipe.data.source import SINGLE, Hasher, NumberedSamples, Rows
 from quantpipe.types import Objects
 
 
 @dataclass(frozen=True, eq=False)
-class MemorySource:
+class MemorySource(NumberedSamples):
     """Hold images in memory as a source.
 
     `images` is `[N, …]` with `labels` int64 `[N]` or None, or with `objects`, what each shows; `where` names them in
@@ -37,10 +37,6 @@ class MemorySource:
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def name(self, index: int) -> str:
-        """Return the name of a sample, as errors show it."""
-        return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return the rows of these samples."""

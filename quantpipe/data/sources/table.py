@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import Preprocess, SourceLayout
-from quantpipe.data.source import SINGLE, Hasher, Rows
+from quantpipe.data.source import SINGLE, Hasher, NumberedSamples, Rows
 from quantpipe.data.sources.tablefile import TableFile
 from quantpipe.data.split_options import FileOptions
 from quantpipe.data.splits import Splits
@@ -59,7 +59,7 @@ class Columns:
         return np.ascontiguousarray(np.asarray(mapped)[indices])
 
 
-class TableSource:
+class TableSource(NumberedSamples):
     """The rows of one table. `groups` maps fields to columns, `shapes` fields to the shape of a sample.
 
     A cell that is empty or no number makes its row unusable: reading it raises DataError with line and column.
@@ -108,10 +108,6 @@ class TableSource:
 
     def __len__(self) -> int:
         return next(iter(self._columns.values())).rows
-
-    def name(self, index: int) -> str:
-        """Return the name of a row, as errors show it."""
-        return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return these rows by field, in the fields' shapes.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.sample_store import SampleCache, SampleStore
-from quantpipe.data.source import Hasher, Rows, hash_arrays
+from quantpipe.data.source import NumberedSamples, Rows
 from quantpipe.data.sources.table import LABEL, integers, texts_of
 from quantpipe.data.sources.tablefile import SUFFIXES, TableFile
 from quantpipe.data.split_options import FileOptions
@@ -113,7 +113,7 @@ class Lengths:
         return np.pad(cut, [(0, 0)] * (cut.ndim - 1) + [(0, missing)], constant_values=value)
 
 
-class TextSource:
+class TextSource(NumberedSamples):
     """The texts of one file, or pieces of them, tokenized on demand."""
 
     cheap = False
@@ -204,10 +204,6 @@ class TextSource:
     def __len__(self) -> int:
         return len(self._places)
 
-    def name(self, index: int) -> str:
-        """Return the name of a text, as errors show it."""
-        return f"sample {index} of {self.where}"
-
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return the tokenizer's arrays for these texts, by field.
 
@@ -218,10 +214,6 @@ class TextSource:
     def _sample(self, index: int) -> dict[str, NDArray[Any]]:
         text, begin = self._places[index]
         return self._lengths.pieces.piece(self._arrays(text), begin)
-
-    def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        """Include the arrays of these texts in a digest."""
-        hash_arrays(hasher, self, indices)
 
 
 @dataclass(frozen=True, eq=False)
