@@ -66,6 +66,17 @@ def layer_pairs(graph: Graph, topology: Topology) -> tuple[dict[str, LayerPair],
     return found, refused
 
 
+def unchangeable(node: Node, topology: Topology, uses: Mapping[str, int]) -> str:
+    """Return why a layer's constants cannot be changed, if so; `uses`: how many nodes read each constant."""
+    kernel = topology.kernel_of[node.name]
+    for constant in (kernel.weight, kernel.bias):
+        if constant is not None and uses.get(constant, 0) > 1:
+            return f"{constant} of {node.name} has other users"
+    if kernel.weight is not None and topology.weight_of[kernel.weight].fixed is not None:
+        return f"the scales of {kernel.weight} are given"
+    return ""
+
+
 class _Finder:
     def __init__(self, graph: Graph, topology: Topology) -> None:
         self._graph, self._topology = graph, topology
@@ -81,7 +92,7 @@ class _Finder:
     def follow(self, producer: Node) -> LayerPair | str:
         """Return the link from a producer, or the reason why not."""
         graph, affine = self._graph, producer.op in AFFINE
-        reason = self._affine_reason(producer) if affine else self._own(producer)
+        reason = self._affine_reason(producer) if affine else unchangeable(producer, self._topology, self._uses)
         if reason:
             return reason
         tensor = producer.outputs[0]
@@ -128,7 +139,7 @@ class _Finder:
             tensor = node.outputs[0]
             tensors.append(tensor)
         for node in consumers:
-            if reason := self._own(node):
+            if reason := unchangeable(node, self._topology, self._uses):
                 return reason
             offsets = offsets and self._has_bias(node) and takes_offsets(node)
         if pinned := [t for t in tensors if (g := self._topology.group_of.get(t)) is not None and g.fixed is not None]:
@@ -186,16 +197,6 @@ class _Finder:
         """Whether the node moves rows whose channels are last, before it and after it."""
         last = axis == len(self._graph.shapes[tensor]) - 1
         return last and node.inputs[0] == tensor and tensor not in node.inputs[1:] and keeps_rows(node, self._graph)
-
-    def _own(self, node: Node) -> str:
-        """Why a layer's constants cannot be changed, if so."""
-        kernel = self._topology.kernel_of[node.name]
-        for tensor in (kernel.weight, kernel.bias):
-            if tensor is not None and self._uses.get(tensor, 0) > 1:
-                return f"{tensor} of {node.name} has other users"
-        if kernel.weight is not None and self._topology.weight_of[kernel.weight].fixed is not None:
-            return f"the scales of {kernel.weight} are given"
-        return ""
 
     def _affine_reason(self, node: Node) -> str:
         gain = AFFINE[node.op].gain

@@ -23,7 +23,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.channels import AFFINE, COLUMNS
 from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.oprules.mixtures import tied
-from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs, users_of_constants
+from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs, unchangeable, users_of_constants
 from quantpipe.types import Topology
 
 
@@ -216,12 +216,8 @@ class _Finder:
     def _pinned(self, tensors: Iterable[str], layers: Iterable[Node]) -> str:
         """Why constants or ranges cannot be changed, if so."""
         for node in layers:
-            kernel = self._topology.kernel_of[node.name]
-            for constant in (kernel.weight, kernel.bias):
-                if constant is not None and self._uses.get(constant, 0) > 1:
-                    return f"{constant} of {node.name} has other users"
-            if kernel.weight is not None and self._topology.weight_of[kernel.weight].fixed is not None:
-                return f"the scales of {kernel.weight} are given"
+            if reason := unchangeable(node, self._topology, self._uses):
+                return reason
         for tensor in tensors:
             group = self._topology.group_of.get(tensor)
             if group is not None and group.fixed is not None:
