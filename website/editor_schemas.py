@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from quantpipe.graph.op_tables import RECURRENT
 from quantpipe.hardware.load import FIELDS, LOADED, OPTIONAL
 from quantpipe.hardware.reader import SIGNATURE
 from quantpipe.oprules import OP_RULES
@@ -74,10 +75,6 @@ _TYPES: dict[str, Any] = {"type": ["array", "string"]}
 """One type or several; names of `types` are legal, too."""
 _SIGNATURE = {"$ref": "#/definitions/signature"}
 _OPS = {"anyOf": [_SIGNATURE, {"type": "array", "items": _SIGNATURE}, {"type": "null"}]}
-
-
-RECURRENT = ("GRU", "LSTM", "RNN")
-"""Layers that are written as steps or loops, which `recurrent` of a file allows."""
 
 
 def _ops() -> list[str]:

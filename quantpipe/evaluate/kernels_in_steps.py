@@ -18,10 +18,10 @@ from quantpipe.errors import ModelError
 from quantpipe.evaluate.in_steps import STEPS, added_to, joined_feeds, places_of, single_steps, sizes_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
+from quantpipe.graph.op_tables import DYNAMIC
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
-from quantpipe.oprules.float_ops import OF_SAMPLES
 from quantpipe.types import Form, KernelStepsPart, Samples, Topology
 
 SHOWN = 8
@@ -74,7 +74,7 @@ def kernels_in_steps(
         "equal": equal,
         "differing": differing[:SHOWN],
         "unmatched": unmatched,
-        "by_samples": [n.name for n in graph.nodes if n.op_type in OF_SAMPLES],
+        "by_samples": [n.name for n in graph.nodes if n.op_type in DYNAMIC],
     }
 
 

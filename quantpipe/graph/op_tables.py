@@ -101,6 +101,9 @@ CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeL
 DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 """Ops that compute the range of their data from the data itself, sample by sample."""
 
+RECURRENT = ("LSTM", "GRU", "RNN")
+"""Layers that carry a state from step to step."""
+
 DYNAMIC_CELLS = {"LSTM": "DynamicQuantizeLSTM"}
 """Recurrent ops -> their form whose weights are integers, and whose inputs and states get a range at run time."""
 

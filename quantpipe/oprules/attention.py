@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.scores import VIEWS
 
 Places = NDArray[np.int32]
 """The number of the channel at each place of a tensor, in its shape."""
@@ -39,10 +40,7 @@ def _weighed(node: Node, graph: Graph, places: Places, port: int) -> Places | No
 
 
 ROUTES: Mapping[str, Callable[[Node, Graph, Places, int], Places | None]] = {
-    "Reshape": _viewed,
-    "Squeeze": _viewed,
-    "Unsqueeze": _viewed,
-    "Flatten": _viewed,
+    **dict.fromkeys(VIEWS, _viewed),
     "Transpose": _turned,
     "MatMul": _weighed,
 }

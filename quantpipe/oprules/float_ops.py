@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quantpipe.graph.op_tables import DEQUANTIZE, DYNAMIC, INTEGER_OPS, QUANTIZE, RECURRENT
+
 _REAL = "its {} are computed in float; no back end has an exact integer form of it"
 _CELL = "a recurrent cell keeps its state in float between steps (model.recurrent: as steps, or in a loop)"
 _BODY = "its bodies are graphs of their own, which stay in float as a whole"
@@ -22,20 +24,12 @@ _COMPLEX = "its values are not tensors of numbers (sequence, optional, text)"
 QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
 OF_TYPES = "it changes the type of values, which integers of a scale do not survive"
 
-QUANTIZED_OPS = (
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
-    "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearGlobalAveragePool", "QLinearConcat",
-    "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool", "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits",
-)  # fmt: skip
+QUANTIZED_OPS = (*INTEGER_OPS, QUANTIZE, DEQUANTIZE, *sorted(DYNAMIC), "MatMulNBits")
 """What models that are quantized already are made of."""
-
-OF_SAMPLES = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
-"""Ops whose scale follows from all rows of a run."""
 
 FLOAT_OPS: Mapping[str, str] = {
     **dict.fromkeys(("Hardmax",), _REAL.format("exponentials")),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
+    **dict.fromkeys(RECURRENT, _CELL),
     "If": f"{_BODY}. model.fixed makes a constant of an input that selects a branch. Only that branch remains",
     **dict.fromkeys(("Loop", "Scan", "SequenceMap"), _BODY),
     **dict.fromkeys(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
+from quantpipe.graph.op_tables import RECURRENT
 from quantpipe.graph.view import MS_DOMAIN, Graph, Node
 from quantpipe.oprules.recurrent_loop import multiplied
 from quantpipe.oprules.table import OP_RULES, float_reason, rule_of
@@ -138,7 +139,7 @@ _INTEGER: Mapping[str, Work] = {
 }
 
 STANDARD: Mapping[str, Work] = {
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(RECURRENT, _recurrent),
     "Scan": _loop,
     "DeformConv": _convolution(1),
     "Einsum": _einsum,

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.edit import attribute, constant, is_op, new_constant, new_node, only_user, operand
+from quantpipe.graph.op_tables import INTEGER_OPS
 from quantpipe.intake.quantized.grids import grid_of, refuse_scales, unpacked, whole
 from quantpipe.intake.quantized.quantized_ops import (
     ADD,
@@ -18,7 +19,6 @@ from quantpipe.intake.quantized.quantized_ops import (
     CONV,
     DIVIDE,
     DYNAMIC_MATMUL,
-    INTEGER_PRODUCTS,
     MATMUL,
     MULTIPLY,
     RESHAPES,
@@ -41,7 +41,7 @@ def dynamic_quantize(walk: DequantizeWalk, node: ir.Node) -> None:
 def integer_product(walk: DequantizeWalk, node: ir.Node) -> None:
     """Replace an integer product, and the factors after it, by the float product."""
     data, weight = node.inputs[0], node.inputs[1]
-    op = INTEGER_PRODUCTS[node.op_type]
+    op = INTEGER_OPS[node.op_type].op
     if data is None or weight is None or (known := walk.stored.get(data)) is None:
         return
     other = walk.stored.get(weight)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from quantpipe.graph.edit import attribute
+from quantpipe.graph.op_tables import INTEGER_OPS
 
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 """Domains of QuantizeLinear and DequantizeLinear; onnxruntime's own takes 16-bit integers at old opsets."""
@@ -70,8 +71,8 @@ SUFFIXES = ("_QuantizeLinear_Output", "_quantized", "_quantize_output", "_q")
 
 NBITS = "MatMulNBits"
 DYNAMIC_MATMUL, TO_FLOAT = "DynamicQuantizeMatMul", "MatMulIntegerToFloat"
-INTEGER_PRODUCTS: Mapping[str, str] = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
-"""Integer product -> the float op that it stands for."""
+INTEGER_PRODUCTS = tuple(op for op, row in INTEGER_OPS.items() if row.weight is not None and row.weight.scale is None)
+"""Products that give sums without a scale."""
 
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Domains of QONNX's ops."""

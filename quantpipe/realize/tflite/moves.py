@@ -9,6 +9,7 @@ import numpy as np
 from quantpipe.graph.view import Node
 from quantpipe.intake.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
 from quantpipe.intake.tflite.operators import BLOCKS, POOLS, REDUCTIONS
+from quantpipe.oprules.scores import VIEWS
 from quantpipe.realize.tflite.elements import aligned
 from quantpipe.realize.tflite.walk import TfliteWalk, Writer
 from quantpipe.realize.tflite.windows import as_map, padded, window_of
@@ -275,7 +276,7 @@ def repeated(walk: TfliteWalk, node: Node, kernel: Kernel) -> None:
 
 
 WRITERS: Mapping[str, Writer] = {
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), reshape),
+    **dict.fromkeys(VIEWS, reshape),
     **dict.fromkeys(EXTREMES_OF, reduced),
     "TopK": top,
     **dict.fromkeys(BLOCKS, blocks),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.view import Node
 from quantpipe.intake.tflite.layout import Order, channels_last, plain, turned
 from quantpipe.intake.tflite.operators import ELEMENTWISE, POOLS, REDUCTIONS
+from quantpipe.oprules.scores import VIEWS
 from quantpipe.realize.tflite import moves
 from quantpipe.realize.tflite.walk import TfliteWalk
 from quantpipe.realize.tflite.windows import Window, plain_padding, window_of
@@ -159,7 +160,7 @@ def _in_float(write: Callable[[TfliteWalk, Node, Kernel, Form], None]) -> RealWr
 
 WRITERS: Mapping[str, RealWriter] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _in_float(moves.reshape)),
+    **dict.fromkeys(VIEWS, _in_float(moves.reshape)),
     "Transpose": _in_float(moves.transpose),
     "Identity": _in_float(moves.same),
     "Softmax": softmax,
