@@ -164,16 +164,16 @@ def _evaluate(
 ) -> tuple[RunReport, Beside]:
     """Return the report, and the data that are kept next to it."""
     context, plan = made.context, made.plan
-    settings, samples = (
-        context.settings,
-        First(context.inputs.evaluate, stages.whole_batches(context.graph, budget.evaluated)),
-    )
-    options = settings.evaluate
+    settings, graph, topology = context.settings, context.graph, context.topology
+    spec, bits, options = settings.spec, decision.strategy.bits, settings.evaluate
+    samples = First(context.inputs.evaluate, stages.whole_batches(graph, budget.evaluated))
+    compared = First(samples, stages.whole_batches(graph, options.agreement_samples))
+    model = stages.EvaluatedModel(graph, topology, plan, realized)
     few = options.realized_samples
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
     context.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if course.goes_on else ''}")
     evaluation = stages.evaluate(
-        stages.EvaluatedModel(context.graph, context.topology, plan, realized),
+        model,
         stages.EvaluationSamples(samples, context.inputs.search, context.inputs.compared, seen),
         sizes=stages.Sizes(
             options.agreement_samples,
@@ -188,55 +188,39 @@ def _evaluate(
         ),
         course=course,
         warn_sqnr_db=options.warn_sqnr_db,
-        runs_here=settings.spec.runs_here,
+        runs_here=spec.runs_here,
     )
-    forms = compare_forms(
-        stages.EvaluatedModel(context.graph, context.topology, plan, realized),
-        made.forms.beside,
-        First(samples, stages.whole_batches(context.graph, options.agreement_samples)),
-        folder=context.files.model.parent,
-        course=course,
-    )
+    forms = compare_forms(model, made.forms.beside, compared, folder=context.files.model.parent, course=course)
     rows = [*([made.forms.row(evaluation, context.files.model.stat().st_size)] if forms else []), *forms]
-    halves = (beyond_half(context.graph, context.topology, profile) if profile is not None else None, below_half(plan))
+    halves = (beyond_half(graph, topology, profile) if profile is not None else None, below_half(plan))
     first = [said for said in halves if said is not None]
     with course.part("number of calibration samples"):
-        sample = enough(
-            context.topology, decision.strategy.bits, profile, lambda part: _ranges(context, decision, part)
-        )
+        sample = enough(topology, bits, profile, lambda part: _ranges(context, decision, part))
     if sample is not None:
         context.console.stage("samples", sample["sentence"])
         first += [] if sample["enough"] else [sample["sentence"]]
-    outside = beyond_rows(context.topology, plan, profile, evaluation.beyond)
-    for warning in (
+    outside = beyond_rows(topology, plan, profile, evaluation.beyond)
+    host = host_warning(graph, topology, plan, spec)
+    lacking = without_kernel(topology, plan, made.forms.backend, realized.model)
+    speed = speed_of(graph, topology, spec, bits, latency=evaluation.latency)
+    anew = graph.as_given is not None
+    slower = slower_warning(speed, topology, spec, latency=evaluation.latency, lacking=lacking, anew=anew)
+    warnings = (
         *first,
         *beyond_warnings(outside),
         *evaluation.hidden,
         *evaluation.warnings,
         *forms_warnings(forms),
-    ):
-        context.console.warn(warning)
-    for note in form_notes(context.graph, context.topology, settings.spec, lossy=bool(evaluation.lossy)):
-        context.console.warn(note)
-    host = host_warning(context.graph, context.topology, plan, settings.spec)
-    if host is not None:
-        context.console.warn(host)
-    lacking = without_kernel(context.topology, plan, made.forms.backend, realized.model)
-    slow = slow_warning(lacking)
-    if slow is not None:
-        context.console.warn(slow)
-    speed = speed_of(context.graph, context.topology, settings.spec, decision.strategy.bits, latency=evaluation.latency)
-    anew = context.graph.as_given is not None
-    slower = slower_warning(
-        speed, context.topology, settings.spec, latency=evaluation.latency, lacking=lacking, anew=anew
+        *form_notes(graph, topology, spec, lossy=bool(evaluation.lossy)),
+        host,
+        slow_warning(lacking),
+        slower,
     )
-    if slower is not None:
-        context.console.warn(slower)
+    for warning in warnings:
+        if warning is not None:
+            context.console.warn(warning)
     with course.part("comparison with the imported file"):
-        beside = imported_part(
-            Quantized(context.graph, context.topology, plan, settings.spec, settings.schema, realized),
-            First(samples, stages.whole_batches(context.graph, options.agreement_samples)),
-        )
+        beside = imported_part(Quantized(graph, topology, plan, spec, settings.schema, realized), compared)
     if beside is not None:
         context.console.stage("imported", imported_verdict(beside))
     if (changed := imported_warning(beside)) is not None:
@@ -246,10 +230,8 @@ def _evaluate(
     evaluated = Evaluated(
         plan,
         evaluation,
-        model=stages.describe_model(
-            context.graph, context.topology, settings.spec, plan, strategy=decision.strategy, realized=realized
-        ),
-        costs=stages.all_costs(context.graph, context.topology, settings.spec, decision.strategy),
+        model=stages.describe_model(graph, topology, spec, plan, strategy=decision.strategy, realized=realized),
+        costs=stages.all_costs(graph, topology, spec, decision.strategy),
         host=host,
         lacking=lacking,
         speed=speed,
@@ -263,19 +245,12 @@ def _evaluate(
         baseline=beaten,
     )
     with course.part("figures"):
-        figures = figures_of(
-            context.graph,
-            context.topology,
-            plan,
-            evaluation,
-            profile=profile,
-            samples=samples,
-            way=Way(
-                timeline_of(context.console),
-                earlier_errors(context, decision, made.given, course),
-                node_cycles(context.topology, context.graph, settings.spec, decision.strategy.bits),
-            ),
+        way = Way(
+            timeline_of(context.console),
+            earlier_errors(context, decision, made.given, course),
+            node_cycles(topology, graph, spec, bits),
         )
+        figures = figures_of(graph, topology, plan, evaluation, profile=profile, samples=samples, way=way)
     return build_report(context, decision, evaluated, profile), Beside(evaluation.per_sample, figures)
 
 
