@@ -123,8 +123,8 @@ def test_the_standard_error_is_that_of_leaving_groups_out() -> None:
     moved = np.asarray(reference().outputs).copy()
     moved[:, :4] += np.random.default_rng(1).normal(0, 1.0, moved[:, :4].shape)
     found = generalization("detections", (reference(), moved), (reference(), moved))
-    assert found is not None and found.search == pytest.approx(1 - metric_of("detections", reference(), moved))
-    assert found.difference == 0.0 and 0.0 < found.standard_error < 0.2 and not found.parted
+    assert found is not None and found["search"] == pytest.approx(1 - metric_of("detections", reference(), moved))
+    assert found["difference"] == 0.0 and 0.0 < found["standard_error"] < 0.2 and not found["parted"]
 
 
 def test_the_decode_is_the_tail() -> None:

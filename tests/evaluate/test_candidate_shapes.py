@@ -118,10 +118,10 @@ def test_losses_on_outputs_of_several_shapes() -> None:
     rows = tuple(rng.standard_normal((3, width)) for width in WIDTHS)
     noisy = tuple(row + 0.3 * rng.standard_normal(row.shape) for row in rows)
     found = generalization("mse", (Reference(rows, None), rows), (Reference(rows, None), noisy))
-    assert found is not None and found.search == 0.0
+    assert found is not None and found["search"] == 0.0
     flat, difference = np.concatenate([r.ravel() for r in rows]), [n - r for n, r in zip(noisy, rows, strict=True)]
     squares = np.concatenate([d.ravel() ** 2 for d in difference])
-    assert found.report == pytest.approx(squares.mean() / flat.var())
+    assert found["report"] == pytest.approx(squares.mean() / flat.var())
     assert found.parted and found.report_samples == len(WIDTHS)
 
 
