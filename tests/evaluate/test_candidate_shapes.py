@@ -122,7 +122,7 @@ def test_losses_on_outputs_of_several_shapes() -> None:
     flat, difference = np.concatenate([r.ravel() for r in rows]), [n - r for n, r in zip(noisy, rows, strict=True)]
     squares = np.concatenate([d.ravel() ** 2 for d in difference])
     assert found["report"] == pytest.approx(squares.mean() / flat.var())
-    assert found.parted and found.report_samples == len(WIDTHS)
+    assert found["parted"] and found["report_samples"] == len(WIDTHS)
 
 
 def test_a_recipe_stays_here_with_what_cannot_be_pickled(recipe: CandidateRecipe) -> None:
