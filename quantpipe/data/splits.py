@@ -41,7 +41,7 @@ class Splits:
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
     of the batches (`data/recurrent_state.py` adds them). `aside`: search samples that are held out, to judge
     (`data/holdout.py`). `train`: samples to train on, None for the calibration samples. `duplicates`, `force_few`,
-    `doubts`: the user's exceptions (`Handling`).
+    `doubts`: the user's exceptions (`Handling`). `notes`: what the data set decided by itself.
     """
 
     calibrate: Samples
@@ -53,6 +53,7 @@ class Splits:
     duplicates: str = "drop"
     force_few: bool = False
     doubts: str = "stop"
+    notes: tuple[str, ...] = ()
 
     @property
     def roles(self) -> dict[str, Samples]:
@@ -213,8 +214,11 @@ def build(
         samples[role] = _samples(role, part, limit, feeds, handling=handling, shared=shared)
         if handling.duplicates == "drop" and role in ROLES[1:]:
             taken = np.concatenate([taken, contents(samples[role].indices)])
+    calibrate, search, evaluate = (samples[role] for role in ROLES)
     return Splits(
-        **{role: samples[role] for role in ROLES},
+        calibrate,
+        search,
+        evaluate,
         state=dict(handling.state),
         train=samples.get(TRAIN),
         duplicates=handling.duplicates,

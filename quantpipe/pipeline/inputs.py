@@ -145,7 +145,8 @@ def _loaded(settings: Settings, raw: RawModel) -> Inputs:
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     norms = batch_norms(raw.graph.model) if settings.train.fold else {}
     norms = {name: norm for name, norm in norms.items() if has_folded_bias(graph, name, norm)}
-    return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared, splits.train, norms)
+    notes = (*splits.notes, *few_notes(splits.roles))
+    return Inputs(graph, *parts, speaking, notes, compared, splits.train, norms)
 
 
 def _cleaned(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> Graph | None:

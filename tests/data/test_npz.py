@@ -124,10 +124,13 @@ def with_label(value: int) -> dict[str, Any]:
         (arrays(0), {}, r"holds no samples"),
         (arrays(2), {}, r"leave none to"),
         (
-            arrays(images=None, pictures=np.zeros((3, 8, 8, 3))),
+            arrays(images=None, pictures=np.zeros((3, 8, 8, 3)), more=np.zeros((3, 8, 8, 3))),
             {},
-            r"no array 'images'.*labels, pictures.*dataset\.keys",
+            r"no array 'images'.*labels, pictures, more.*dataset\.keys",
         ),
+        (arrays(images=None), {}, r"no array 'images'.*labels.*dataset\.keys"),
+        (arrays(images=None), {"keys": {"labels": None}}, r"no array 'images'.*labels.*dataset\.keys"),
+        (arrays(images=None, x=np.zeros((12, 8, 8, 3))), {"keys": {"images": "y"}}, r"no array 'y'.*labels, x"),
         (arrays(), {"keys": {"labels": "lables"}}, r"no array 'lables'.*did you mean 'labels'"),
         (arrays(images=np.zeros((12, 8, 8, 3), np.float32)), {}, r"Set dataset\.source_layout=NHWC and"),
         (
@@ -152,6 +155,21 @@ def test_refused(tmp_path: Path, stored: dict[str, Any], config: dict[str, Any],
     with pytest.raises(QuantpipeError, match=match) as caught:
         NpzDataset(path=str(tmp_path / "d.npz"), **config).splits(RGB8, 10, 0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("labels", [{}, {"labels": np.arange(40) % 5}, {"y": np.arange(40) % 5}])
+def test_the_only_array_feeds_the_only_input(tmp_path: Path, labels: dict[str, Any]) -> None:
+    """TensorFlow Lite files name inputs twice, so a file of arrays may have either name; a note names both."""
+    features, path = np.random.default_rng(0).normal(size=(40, 5)), tmp_path / "d.npz"
+    np.savez(path, input_1=features, **labels)
+    port = TensorInfo("serving_default_input_1:0", (None, 5), "float32")
+    splits = NpzDataset(path=str(path), keys={"labels": "y"} if "y" in labels else {}).splits([port], 5, 0)
+    batch = next(splits.evaluate.batches(4))
+    np.testing.assert_allclose(batch.inputs[port.name], features[batch.indices], rtol=1e-6)
+    assert splits.evaluate.labelled == bool(labels)
+    assert splits.notes == (f"array 'input_1' feeds model input '{port.name}', as the only one of each ({path})",)
+    np.savez(path, images=features)
+    assert NpzDataset(path=str(path)).splits([port], None, 0).notes == ()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -35,6 +35,13 @@ def test_three_samples_are_refused_unless_forced(program: Program) -> None:
     assert any("evaluate has only 1 samples" in text for text in forced.report["warnings"])
 
 
+def test_an_array_of_another_name_is_named_on_the_terminal_and_in_the_report(program: Program) -> None:
+    result = program.run(*SCALED, npz(program.cwd / "d.npz", images=None, labels=None, pictures=digits_arrays()[0]))
+    assert result.code == 0, result.err
+    assert "warning: array 'pictures' feeds model input 'image', as the only one of each" in result.err
+    assert any(text.startswith("array 'pictures' feeds model input 'image'") for text in result.report["warnings"])
+
+
 def test_copies_are_dropped_and_counted_in_terminal_and_records(program: Program) -> None:
     result = program.run(*SCALED, part(program.cwd / "d.npz", 200, 100))
     assert result.code == 0, result.err

@@ -7,7 +7,7 @@ several inputs takes one array for each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,13 +140,18 @@ class NpzDataset(FileOptions):
         keys = {**DEFAULT_KEYS, **self.keys}
         needed = [i.name for i in self.data_inputs(inputs)]
         every = [i.name for i in inputs]
+        paths = self.paths()
+        arrays = {role: _arrays(path, needed, every, keys, groups=self.groups) for role, path in paths.items()}
         sources = {
-            role: ArraySource(
-                path, _arrays(path, needed, every, keys, groups=self.groups), keys, layout, groups=self.groups
-            )
-            for role, path in self.paths().items()
+            role: ArraySource(path, arrays[role], keys, layout, groups=self.groups) for role, path in paths.items()
         }
-        return self.assemble(sources, preprocess, inputs, outputs_classes, seed=seed)
+        splits = self.assemble(sources, preprocess, inputs, outputs_classes, seed=seed)
+        notes = (
+            f"array {array!r} feeds model input {needed[0]!r}, as the only one of each ({paths[role]})"
+            for role, fields in arrays.items()
+            if (array := fields.get(SINGLE)) not in (None, keys["images"])
+        )
+        return replace(splits, notes=tuple(notes))
 
 
 def _arrays(
@@ -154,7 +159,8 @@ def _arrays(
 ) -> dict[str, str | None]:
     """Return field -> array: by `keys.inputs`; for a single input `keys.images`, if present; else the input's name.
 
-    First values of inputs that carry state (in `every`, not in `needed`) are taken where there are some.
+    Without these, the only array of a file feeds a single input. First values of inputs that carry state (in `every`,
+    not in `needed`) are taken where there are some.
     """
     names = member_names(path)
     given = keys["inputs"] or {}
@@ -169,12 +175,15 @@ def _arrays(
     if not names:
         raise DataError("holds no arrays; legal is one with a row per sample.", stage="data", where=str(path))
     found = {name: str(given.get(name, name)) for name in every if name in given or name in names}
-    if len(needed) == 1 and needed[0] not in given and (needed[0] not in found or keys["images"] in names):
-        state = {name: array for name, array in found.items() if name != needed[0]}
-        return {needed[0] if state else SINGLE: str(keys["images"]), **state}
     others: dict[str, str | None] = {
         name: name for name in names if name not in (keys["labels"], keys["sequence"], groups)
     }
+    if len(needed) == 1 and needed[0] not in given and (needed[0] not in found or keys["images"] in names):
+        state = {name: array for name, array in found.items() if name != needed[0]}
+        free = [name for name in others if name != DEFAULT_KEYS["labels"]]
+        if len(free) == 1 and not state and keys["images"] == DEFAULT_KEYS["images"]:
+            return {SINGLE: free[0]}
+        return {needed[0] if state else SINGLE: str(keys["images"]), **state}
     if not found and not others:
         raise DataError(
             f"holds {', '.join(names)} and nothing to give to the model; its inputs are {', '.join(every)}. Set "
