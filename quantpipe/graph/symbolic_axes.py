@@ -16,6 +16,7 @@ Axes = Sequence[int | str | None]
 """Sizes of a tensor's axes: numbers, names of sizes, or nothing where nothing is known."""
 
 MOST = 2**31 - 1
+LEAST_OPSET = 7  # of the tool
 
 
 def axes_of(model: ir.Model) -> Mapping[str, Axes]:
@@ -27,9 +28,7 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     """
     proto, _ = without_weights(model)
     try:
-        from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
-        found = SymbolicShapeInference.infer_shapes(proto, int_max=MOST, auto_merge=True)
+        found = _inferred(proto)
     except Exception as error:  # the tool knows not every op, and says so in many ways
         log.debug("axes are not inferred: %s", error)
         return {}
@@ -38,6 +37,26 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     if any(a is not None and a != b for name in declared for a, b in zip(declared[name], inputs[name], strict=False)):
         return {}
     return _declared(found)
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the axes of every tensor; an exception of any class where an op is unknown.
+
+    These are the steps of the tool's own `infer_shapes`, which in this case writes the model into the working folder.
+    """
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, get_opset
+
+    if (get_opset(proto) or 0) < LEAST_OPSET:
+        raise ValueError(f"the tool needs opset {LEAST_OPSET}")
+    tool, known = SymbolicShapeInference(MOST, auto_merge=True, guess_output_rank=False, verbose=0), False
+    tool._preprocess(proto)
+    while tool.run_:
+        known = tool._infer_impl()
+    tool._update_output_from_vi()
+    if not known:
+        raise ValueError("an op has no known shape")
+    found: onnx.ModelProto = tool.out_mp_
+    return found
 
 
 def plain_axes_and_types_of(model: ir.Model) -> tuple[Mapping[str, Axes], Mapping[str, ir.DataType]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -102,6 +103,16 @@ def test_axes_of_other_names_stay_apart() -> None:
     feeds = {"x": rows(2, 5), "y": rows(2, 3)}
     for wanted, given in zip(run(model, feeds), run(found, feeds), strict=True):
         np.testing.assert_array_equal(given, wanted)
+
+
+def test_nothing_is_written_where_an_op_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Blocks(("x", ("N", "T", WIDTH)))
+    net.output(net.node("Odd", "x", domain="somewhere"))
+    model = net.model()
+    model.opset_import.append(helper.make_opsetid("somewhere", 1))
+    monkeypatch.chdir(tmp_path)
+    assert axes_of(ir.from_proto(model)) == {}
+    assert not list(tmp_path.iterdir())
 
 
 def test_axes_without_names_are_known_by_the_tensor_that_has_them() -> None:
