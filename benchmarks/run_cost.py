@@ -48,7 +48,7 @@ TOKENS, HEADS = 64, 12
 
 PARTS = ("agreement", "latency", "onnxruntime's own quantization")
 """Parts of evaluate with a column of their own."""
-STAGES = ("model", "calibrate", "search", "recover", "evaluate", "explain")
+STAGES = ("model", "calibrate", "precision", "search", "recover", "evaluate", "explain")
 EXPLAIN = ("alone", "advice")
 
 

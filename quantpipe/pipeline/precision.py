@@ -24,6 +24,7 @@ from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.origin_parts import KINDS
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
+from quantpipe.pipeline.timeline import enter_stage
 from quantpipe.realize.backends import BACKENDS
 from quantpipe.report import text
 from quantpipe.scoring.precision import (
@@ -44,6 +45,7 @@ from quantpipe.search.objective import LOSSES
 from quantpipe.types import PrecisionRecord, Profile, Score
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 
+STAGE = "precision"
 PRECISION = (KINDS, "choices", "threshold", "objective", "detections", "precision", "seed")
 """The configuration that the decisions follow from, beside the topology's."""
 DECIDED = (FindingKind.MASK, FindingKind.CONSTANT, FindingKind.APART)
@@ -120,6 +122,7 @@ def decide(context: RunContext, search_context: SearchContext, profile: Profile)
     if reason is not None:
         return Decided(context, search_context, profile, {"mode": context.settings.precision.mode, "why_not": reason})
     started = time.perf_counter()
+    enter_stage(context.console, STAGE)
     offered = context.offering((), _groups(context), _raisable(context), decided=False)
     opened = Candidates.of(offered, search_context.over(offered), profile)
     try:
@@ -133,10 +136,11 @@ def decide(context: RunContext, search_context: SearchContext, profile: Profile)
         if floats and (start[0] > least or _certain(said)):
             opened.close()
             context.console.stage(
-                "precision", why(start[0], _certain(said), _refused(opened) if start[0] == math.inf else None)
+                STAGE, why(start[0], _certain(said), _refused(opened) if start[0] == math.inf else None)
             )
             offered = context.offering(floats, _groups(context), _raisable(context), decided=False)
             profile = calibrate(offered, profile)
+            enter_stage(context.console, STAGE)
             said = _said(offered, profile, floats)  # of operands that share a scale, too, which are measured only now
             opened = Candidates.of(offered, search_context.over(offered), profile)
         selection, evaluations = _selected(opened, search_context.over(offered), said, start)
@@ -147,7 +151,7 @@ def decide(context: RunContext, search_context: SearchContext, profile: Profile)
     record = record_of(offered, selection, said, measured)
     context.files.write_precision(record, origin_of(context))
     if selection.moved:
-        context.console.stage("precision", text.precision(record))
+        context.console.stage(STAGE, text.precision(record))
     chosen = applied(context, record)
     return Decided(chosen, search_context.over(chosen), profile, record, opened.within(chosen))
 

@@ -51,12 +51,16 @@ class Timed:
 
     def stage(self, name: str, note: str = "") -> None:
         """Report that a stage begins; a repeated name continues the stage."""
+        self.enter(name)
+        self._console.stage(name, note)
+
+    def enter(self, name: str) -> None:
+        """Count the time from now on for a stage, without a line of its own."""
         if name not in STATEMENTS and (not self._rows or self._rows[-1]["stage"] != name):
             self._close()
             start = self._since[0] - self._began[0]
             self._rows.append({"stage": name, "start": round(start, 3), "seconds": 0.0, "memory_mb": None})
             self._stages.append(Spent())
-        self._console.stage(name, note)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -121,6 +125,12 @@ def timeline_of(console: Console) -> list[TimelineRow]:
 def part_of(console: Console, name: str) -> AbstractContextManager[None]:
     """Count what happens inside as a part of the present stage, where the console notes that."""
     return console.part(name) if isinstance(console, Timed) else nullcontext()
+
+
+def enter_stage(console: Console, name: str) -> None:
+    """Count the time from now on for a stage without a line of its own, where the console notes that."""
+    if isinstance(console, Timed):
+        console.enter(name)
 
 
 def held_mb() -> float | None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import quantpipe
 from quantpipe.data import DigitsDataset
 from quantpipe.evaluate.progress import EvaluationProgress
-from quantpipe.pipeline import timeline
+from quantpipe.pipeline import precision, timeline
+from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.effort import EffortBudget, effort_part, seconds_by_stage
 from quantpipe.pipeline.effort_options import EffortOptions
-from quantpipe.pipeline.timeline import Timed, part_of
+from quantpipe.pipeline.timeline import Timed, enter_stage, part_of
 from quantpipe.report.effort_text import effort_rows, effort_sentence
 from tests.evaluate.test_course import Numbers
+from tests.precision.test_raised import run as raised_run
 
 
 class Silent:
@@ -81,6 +84,35 @@ def test_a_stage_that_states_a_result_is_shown_and_takes_no_time(clock: Callable
         clock(1.0)
     assert shown.stages == ["evaluate", "samples", "imported", "alone"]
     assert [(row["stage"], row["seconds"]) for row in console.rows()] == [("evaluate", 3.0), ("alone", 1.0)]
+
+
+def test_a_stage_without_a_line_takes_time(clock: Callable[[float], None]) -> None:
+    shown = Silent()
+    console = Timed(shown)
+    console.stage("calibrate")
+    clock(1.0)
+    enter_stage(console, "precision")
+    clock(2.0)
+    console.stage("precision", "2 nodes stay in float")
+    clock(4.0)
+    enter_stage(shown, "search")
+    assert shown.stages == ["calibrate", "precision"]
+    assert [(row["stage"], row["seconds"]) for row in console.rows()] == [("calibrate", 1.0), ("precision", 6.0)]
+
+
+def test_trials_of_float_nodes_count_for_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Statistics of more tensors are measured between the first trial and the others."""
+    stages, findings = [], precision._said
+
+    def spy(context: RunContext, *given: Any) -> Any:
+        stages.append([row["stage"] for row in cast(Timed, context.console).rows()])
+        return findings(context, *given)
+
+    monkeypatch.setattr(precision, "_said", spy)
+    found = raised_run(tmp_path, "ort_cpu", precision={"loss_above": 0.0}).report
+    assert found["precision"]["evaluations"] > 1
+    begun = ["model", "annotate", "calibrate", "precision"]
+    assert stages == [begun, [*begun, "calibrate", "precision"]]
 
 
 def test_an_error_inside_a_part_closes_it(clock: Callable[[float], None]) -> None:

@@ -46,7 +46,7 @@ def widths(mixed: bool) -> dict[str, Any]:
     return data
 
 
-def run(folder: Path, device: dict[str, Any] | None = None, **options: Any) -> quantpipe.Result:
+def run(folder: Path, device: dict[str, Any] | str | None = None, **options: Any) -> quantpipe.Result:
     onnx.save(net().proto(), folder / "m.onnx")
     return quantpipe.quantize(
         folder / "m.onnx", SAMPLES, device or widths(True), folder=folder / "run", **QUIET | options
