@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from quantpipe.annotate.run_scales import able_nodes
 from quantpipe.data.subset import First
 from quantpipe.errors import brief
-from quantpipe.evaluate.nearness import below, nearness
+from quantpipe.evaluate.nearness import below, figures_of_models
 from quantpipe.evaluate.slower import OWN_CELLS, SLOWER
 from quantpipe.graph import runtime_quantization
 from quantpipe.graph.execute import Session, start_runtime
@@ -53,6 +54,7 @@ SAMPLES = (4, 64)
 TRIAL = Limits(60.0, 4 << 30)
 """Of a form that may end its process: seconds of a step, and bytes of memory."""
 
+RESULT = "result"
 PASSES = {"static": 4.0, "dynamic": 3.0}
 """What a sample costs, in passes of the float model, at worst: calibration writes every tensor."""
 
@@ -107,34 +109,34 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
     `accurate` is the output that is as accurate as the float model's, if one is; it counts as near enough.
     """
     graph = compared.graph
-    size = graph.batch_size
     few = First(compared.evaluate, min(_count(compared, form) for form in PASSES))
-    first = next(iter(few.batches(size))).inputs
+    one = next(iter(few.batches(graph.fixed_batch or 1))).inputs
     some = First(compared.calibrate, _count(compared, "static"))
     makers: Mapping[str, Callable[[], Session]] = {
         # Its calibration keeps every tensor of a batch: 12.9 GB for 32 pictures of text, 0.7 GB for one.
         "static": lambda: runtime_quantization.static(graph.timed, some, graph.fixed_batch or 1),
-        "dynamic": lambda: runtime_quantization.dynamic(graph.timed, first),
+        "dynamic": lambda: runtime_quantization.dynamic(graph.timed, one),
     }
-    own: Sequence[OutputRow] | None = None
-    rows: list[BaselineRow] = []
+    models, failed = {RESULT: compared.realized}, dict[str, Exception]()
+    times: dict[str, LatencyPart] = {}
     for form, make in makers.items():
-
-        def trial(tell: Tell, make: Callable[[], Session] = make) -> None:
-            _trial(make, few, size)
-
         try:
             if graph.varying:  # onnxruntime's kernels end the process on some tensors without elements
-                apart(trial, start_runtime, TRIAL, f"its {form} form")
-            made = make()
-            timed = _timed(compared, made)
-            own = nearness(graph, compared.realized, few) if own is None else own
-            row = _row(form, own, nearness(graph, made, few), accurate)
-            ratio = timed["ratio"]  # of the result over this form
-            slower = ratio < 1 / SLOWER and timed.get("ratio_high", ratio) < 1.0
-            rows.append({**row, "latency": 1 / ratio, "faster": _faster(timed), "slower": slower})
+                apart(partial(_trial, make, few, graph.batch_size), start_runtime, TRIAL, f"its {form} form")
+            session = make()
+            times[form] = interleaved((session, compared.realized), one, RUNS, RUN_SECONDS)
+            models[form] = session
         except Exception as error:  # the tool refuses many models, in many ways
-            rows.append({**_nothing(form), "failed": brief(error)})
+            failed[form] = error
+    figures, wrong = figures_of_models(graph, models, few, {}) if times else ({}, {})
+    found = {key: [one.row for one in own] for key, own in figures.items()}
+    failed |= wrong
+    rows: list[BaselineRow] = []
+    for form in makers:
+        if {RESULT, form} <= found.keys():
+            rows.append(_row(form, found[RESULT], found[form], times[form], accurate))
+        else:
+            rows.append({**_nothing(form), "failed": brief(failed.get(form) or failed[RESULT])})
     return {"samples": len(few), "rows": rows}
 
 
@@ -184,7 +186,7 @@ def _dynamic_remedies(graph: Graph, topology: Topology, spec: HardwareSpec, *, a
     return [*found, "recover=default"] if accurate or not found else found
 
 
-def _trial(make: Callable[[], Session], samples: Samples, size: int) -> None:
+def _trial(make: Callable[[], Session], samples: Samples, size: int, _tell: Tell) -> None:
     """Make a session and run it on the samples."""
     session = make()
     for batch in samples.batches(size):
@@ -195,13 +197,6 @@ def _count(compared: BaselineModels, form: str) -> int:
     least, most = SAMPLES
     seconds = max(compared.float_ms, 1e-3) / 1e3 * PASSES[form]
     return max(least, min(most, int(min(compared.seconds, MOST_SECONDS) / len(PASSES) / seconds)))
-
-
-def _timed(compared: BaselineModels, made: Session) -> LatencyPart:
-    """Return a form's time at batch 1, compared with the result; `ratio`: the result's time over the form's."""
-    graph = compared.graph
-    one = next(iter(compared.evaluate.batches(graph.fixed_batch or 1))).inputs
-    return interleaved((made, compared.realized), one, RUNS, RUN_SECONDS)
 
 
 def _faster(timed: LatencyPart) -> bool:
@@ -216,17 +211,22 @@ def _nothing(form: str) -> BaselineRow:
     }  # fmt: skip
 
 
-def _row(form: str, own: Sequence[OutputRow], other: Sequence[OutputRow], accurate: str | None) -> BaselineRow:
-    """Return the output with the largest deficit of the result, or its smallest lead."""
+def _row(
+    form: str, own: Sequence[OutputRow], other: Sequence[OutputRow], timed: LatencyPart, accurate: str | None
+) -> BaselineRow:
+    """Return the output with the largest deficit of the result, or its smallest lead, and the time of a form."""
+    ratio = timed["ratio"]  # of the result over this form
+    slower = ratio < 1 / SLOWER and timed.get("ratio_high", ratio) < 1.0
+    row: BaselineRow = {**_nothing(form), "latency": 1 / ratio, "faster": _faster(timed), "slower": slower}
     here = {lost.output: lost.sqnr_db for lost in below(own, math.inf)}
     there = {lost.output: lost.sqnr_db for lost in below(other, math.inf)}
     gaps = {name: there[name] - value for name, value in here.items() if name in there}
     if not gaps:
-        return _nothing(form)
+        return row
     near = {name for name in gaps if name == accurate or here[name] >= NEAR_DB}
     behind = {name: min(gap, 0.0) if name in near else gap for name, gap in gaps.items()}
     worst = max(behind, key=lambda name: (behind[name], gaps[name]))
     return {
-        **_nothing(form), "output": worst, "sqnr_db": there[worst], "own_db": here[worst], "gap_db": behind[worst],
+        **row, "output": worst, "sqnr_db": there[worst], "own_db": here[worst], "gap_db": behind[worst],
         "least_gap_db": min(behind.values()),
     }  # fmt: skip

@@ -148,14 +148,34 @@ def figures_of_outputs(
 
     `watched` gives where an output holds answers.
     """
+    figures, errors = figures_of_models(graph, {"realized": realized}, samples, watched)
+    for error in errors.values():
+        raise error
+    return figures["realized"]
+
+
+def figures_of_models(
+    graph: Graph, models: Mapping[str, Session], samples: Samples, watched: Mapping[str, CountedAnswers]
+) -> tuple[dict[str, list[OutputFigures]], dict[str, Exception]]:
+    """Return the figures of every output of several models by name, and the errors of those that cannot run.
+
+    The float model runs once for all of them.
+    """
     names = [o.name for o in graph.outputs]
     real = Session(graph.model, where=graph.source)
-    sums = {name: _sums_of(parts_of(graph, name), watched.get(name)) for name in names}
+    sums = {key: {name: _sums_of(parts_of(graph, name), watched.get(name)) for name in names} for key in models}
+    errors: dict[str, Exception] = {}
     for batch in samples.batches(graph.batch_size):
-        expected, found = (lifted(one.run(batch.inputs, names), graph.selected) for one in (real, realized))
-        for name in names:
-            sums[name].add(np.asarray(expected[name]), np.asarray(found[name]), len(batch))
-    return [OutputFigures.of(sums[name], name, len(samples)) for name in names]
+        expected = lifted(real.run(batch.inputs, names), graph.selected)
+        for key in [key for key in models if key not in errors]:
+            try:
+                found = lifted(models[key].run(batch.inputs, names), graph.selected)
+                for name in names:
+                    sums[key][name].add(np.asarray(expected[name]), np.asarray(found[name]), len(batch))
+            except Exception as error:  # of any class: other tools write such models, too
+                errors[key] = error
+    running = {key: own for key, own in sums.items() if key not in errors}
+    return {key: [OutputFigures.of(own[n], n, len(samples)) for n in names] for key, own in running.items()}, errors
 
 
 def nearness_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,6 +13,8 @@ import onnx_ir as ir
 import pytest
 from rich.console import Console
 
+from quantpipe.arrays import Feeds
+from quantpipe.errors import ModelError
 from quantpipe.evaluate import baseline as module
 from quantpipe.evaluate.baseline import BaselineModels, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.nearness import nearness
@@ -20,7 +22,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.runtime_quantization import dynamic, static
 from quantpipe.report import render_html, summary_table
 from quantpipe.report.baseline import baseline_verdict
-from quantpipe.types import BaselinePart, Range, Samples
+from quantpipe.types import BaselinePart, Batch, Range, Samples
 from tests.ops.line import ArraySamples, Line, Net, line, set_threshold
 from tests.recurrent.nets import classifier
 
@@ -197,3 +199,40 @@ def test_calibration_of_the_tool_runs_few_samples_at_once(
     samples = ArraySamples({"x": np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)})
     baseline(compared(line(net, samples=samples)))
     assert sizes == [each]
+
+
+def test_the_float_model_runs_once_and_what_makes_a_form_runs_one_sample(
+    made: Line, timed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    class Counted(ArraySamples):
+        def batches(self, size: int) -> Iterator[Batch]:
+            for batch in super().batches(size):
+                read.append(len(batch))
+                yield batch
+
+    def tried(model: ir.Model, example: Feeds) -> Session:
+        assert [len(values) for values in example.values()] == [1]
+        return dynamic(model, example)
+
+    monkeypatch.setattr(module.runtime_quantization, "dynamic", tried)
+    whole = next(iter(made.samples.batches(24))).inputs
+    part = baseline(replace(compared(made), evaluate=Counted(whole)))
+    assert part["samples"] == 24 and all(row["failed"] is None for row in part["rows"])
+    assert sum(read) == 1 + 24
+
+
+def test_a_form_that_stops_in_the_middle_leaves_the_other(
+    made: Line, timed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        """A session that cannot run."""
+
+        def run(self, feeds: Feeds, *_: Any) -> Any:
+            raise ModelError("it stops", stage="run")
+
+    monkeypatch.setattr(module.runtime_quantization, "static", lambda *_: Broken())
+    rows = {row["form"]: row for row in baseline(compared(made))["rows"]}
+    assert "it stops" in (rows["static"]["failed"] or "") and rows["static"]["latency"] is None
+    assert rows["dynamic"]["failed"] is None and rows["dynamic"]["sqnr_db"] is not None
