@@ -70,12 +70,8 @@ class BaselineModels:
     float_ms: float
     seconds: float = MOST_SECONDS
     """What both forms may take, at most `MOST_SECONDS`."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether fewer samples are compared than without a limit."""
-        free = replace(self, seconds=MOST_SECONDS)
-        return any(_count(self, form) < _count(free, form) for form in PASSES)
+    left_out: Callable[[str], None] = lambda sentence: None
+    """Notes that fewer samples are compared than without the limit."""
 
 
 def worth_comparing(
@@ -128,6 +124,7 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
             models[form] = session
         except Exception as error:  # the tool refuses many models, in many ways
             failed[form] = error
+    few = First(few, min([len(few), *(_count(compared, form, timed) for form, timed in times.items())]))
     figures, wrong = figures_of_models(graph, models, few, {}) if times else ({}, {})
     found = {key: [one.row for one in own] for key, own in figures.items()}
     failed |= wrong
@@ -137,6 +134,8 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
             rows.append(_row(form, found[RESULT], found[form], times[form], accurate))
         else:
             rows.append({**_nothing(form), "failed": brief(failed.get(form) or failed[RESULT])})
+    if _is_cut(compared, times):
+        compared.left_out("samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)")
     return {"samples": len(few), "rows": rows}
 
 
@@ -193,10 +192,19 @@ def _trial(make: Callable[[], Session], samples: Samples, size: int, _tell: Tell
         session.run(batch.inputs)
 
 
-def _count(compared: BaselineModels, form: str) -> int:
+def _count(compared: BaselineModels, form: str, timed: LatencyPart | None = None) -> int:
+    """Return how many samples are compared: as foreseen from the float model, fewer if the form is slower than that."""
     least, most = SAMPLES
-    seconds = max(compared.float_ms, 1e-3) / 1e3 * PASSES[form]
-    return max(least, min(most, int(min(compared.seconds, MOST_SECONDS) / len(PASSES) / seconds)))
+    each = max(compared.float_ms, 1e-3) * PASSES[form]
+    if timed is not None:
+        each = max(each, compared.float_ms + timed["float_ms"])
+    return max(least, min(most, int(min(compared.seconds, MOST_SECONDS) / len(PASSES) / (each / 1e3))))
+
+
+def _is_cut(compared: BaselineModels, times: Mapping[str, LatencyPart]) -> bool:
+    """Return whether fewer samples are compared than without a limit."""
+    free = replace(compared, seconds=MOST_SECONDS)
+    return any(_count(compared, form, times.get(form)) < _count(free, form, times.get(form)) for form in PASSES)
 
 
 def _faster(timed: LatencyPart) -> bool:

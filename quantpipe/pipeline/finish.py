@@ -289,9 +289,8 @@ def _baseline(
         context.inputs.evaluate,
         latency["float_ms"],
         budget.seconds(BASELINES),
+        budget.leave_out,
     )
-    if compared.is_cut:
-        budget.leave_out("samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)")
     found = baseline(compared, evaluation.accurate)
     said = baseline_warning(found, graph, context.topology, context.settings.spec)
     if said is not None:

@@ -236,3 +236,11 @@ def test_a_form_that_stops_in_the_middle_leaves_the_other(
     rows = {row["form"]: row for row in baseline(compared(made))["rows"]}
     assert "it stops" in (rows["static"]["failed"] or "") and rows["static"]["latency"] is None
     assert rows["dynamic"]["failed"] is None and rows["dynamic"]["sqnr_db"] is not None
+
+
+def test_a_form_that_is_slow_is_compared_on_fewer_samples(made: Line, timed: dict[str, float]) -> None:
+    """Its time is measured: a millisecond, of a float model of a hundredth."""
+    said: list[str] = []
+    assert baseline(replace(compared(made), left_out=said.append))["samples"] == 24 and not said
+    assert baseline(replace(compared(made), seconds=0.025, left_out=said.append))["samples"] == 12
+    assert said == ["samples of the comparison with onnxruntime's own quantization (effort.baseline_passes)"]
