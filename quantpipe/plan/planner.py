@@ -43,6 +43,7 @@ from quantpipe.types import (
     LoopSite,
     Quantizer,
     QuantPlan,
+    Range,
     RowTable,
     Schema,
     Strategy,
@@ -51,6 +52,12 @@ from quantpipe.types import (
     WeightSite,
     WeightTensor,
 )
+
+Scale = tuple[np.float32, int, int, int]
+"""A scale, its zero point, and the smallest and largest integer."""
+
+HALF_PAIR = 64
+"""With no weight beyond it no pair of uint8 x int8 products leaves int16: 255 · (64 + 64) < 2^15."""
 
 
 def loop_products(builder: PlanBuilder, site: LoopSite) -> tuple[LoopProduct, ...]:
@@ -73,18 +80,18 @@ def loop_products(builder: PlanBuilder, site: LoopSite) -> tuple[LoopProduct, ..
     return tuple(found)
 
 
-HALF_PAIR = 64
-"""With no weight beyond it no pair of uint8 x int8 products leaves int16: 255 · (64 + 64) < 2^15."""
-
-
 class Planner:
-    """Builds plans for one topology. Integer weights are made once per (tensor, bits, thresholds) and shared."""
+    """Builds plans for one topology.
+
+    Integer weights are made once per (tensor, bits, thresholds), scales of activations once per (range, bits, type).
+    """
 
     def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, int | None, DType, int | None, bytes], WeightTensor] = {}
         self._tables: dict[tuple[str, int], RowTable] = {}
         self._tied: dict[str, tuple[WeightTensor, RowTable]] = {}
+        self._scales: dict[tuple[Range, int, DType], Scale] = {}
         self._types = storage_types(topology)
         self.functions = Functions(graph)
 
@@ -121,7 +128,7 @@ class Planner:
         builder = PlanBuilder(
             self._graph, topology, self._spec, self._schema, strategy, overrides, weight, self.functions
         )
-        _choose_quantizers(builder, types)
+        self._choose_quantizers(builder, types)
         for kernel in topology.kernels:
             if kernel.weight is not None:
                 choose_weight(builder, kernel)
@@ -249,17 +256,18 @@ class Planner:
             )
         return values
 
-
-def _choose_quantizers(builder: PlanBuilder, types: Types) -> None:
-    for group in builder.topology.groups:
-        bits = builder.strategy.bits[group.key]
-        scale, zero, qmin, qmax = intmath.scale_zero_point(
-            builder.strategy.ranges[group.key], bits, group.dtype, builder.schema.activations
-        )
-        for tensor in group.tensors:
-            builder.quantizers[tensor] = Quantizer(
-                tensor, np.asarray(scale, np.float32), zero, types[tensor], bits, qmin, qmax
-            )
+    def _choose_quantizers(self, builder: PlanBuilder, types: Types) -> None:
+        """Give every tensor its quantizer: a walk of recovery plans all of them once per layer."""
+        for group in builder.topology.groups:
+            bits, found = builder.strategy.bits[group.key], builder.strategy.ranges[group.key]
+            key = (found, bits, group.dtype)
+            if key not in self._scales:
+                self._scales[key] = intmath.scale_zero_point(*key, builder.schema.activations)
+            scale, zero, qmin, qmax = self._scales[key]
+            for tensor in group.tensors:
+                builder.quantizers[tensor] = Quantizer(
+                    tensor, np.asarray(scale, np.float32), zero, types[tensor], bits, qmin, qmax
+                )
 
 
 def _constant(builder: PlanBuilder, tensor: str) -> NDArray[Any]:

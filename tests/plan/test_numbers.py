@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.lowering.products import _fitting
 from quantpipe.plan import Overrides
@@ -372,3 +374,22 @@ def test_weights_in_digits_of_base_16_are_the_weights(seed: int) -> None:
     assert [factor for factor, _ in parts] == [16, 1]
     assert all(np.abs(part.astype(int)).max() <= 8 for _, part in parts)
     assert np.array_equal(sum(factor * part.astype(int) for factor, part in parts), values)
+
+
+def test_a_scale_is_computed_once_for_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk of recovery plans one kernel after the other, with the scales of all tensors each time."""
+    made, ranges = one_conv(), {"x": Range(-1, 3), "c_out": Range(-1, 2)}
+    computed: list[Range] = []
+    original = intmath.scale_zero_point
+
+    def counted(found: Range, *given: Any) -> Any:
+        computed.append(found)
+        return original(found, *given)
+
+    monkeypatch.setattr(intmath, "scale_zero_point", counted)
+    first, again = plan_of(made, ranges, 0.5), plan_of(made, ranges, 0.25)
+    assert computed == [Range(-1, 3), Range(-1, 2)]
+    assert first.quantizers.keys() == again.quantizers.keys()
+    other = plan_of(made, {**ranges, "c_out": Range(-1, 4)}, 0.5)
+    assert computed[2:] == [Range(-1, 4)]
+    assert other.quantizers["c_out"].scale == F(5 / 255) and first.quantizers["c_out"].scale == F(3 / 255)
