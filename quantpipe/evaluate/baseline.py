@@ -131,7 +131,7 @@ def baseline(compared: BaselineModels, accurate: str | None = None) -> BaselineP
     rows: list[BaselineRow] = []
     for form in makers:
         if {RESULT, form} <= found.keys():
-            rows.append(_row(form, found[RESULT], found[form], times[form], accurate))
+            rows.append(_row(form, found[RESULT], found[form], times[form], accurate=accurate))
         else:
             rows.append({**_nothing(form), "failed": brief(failed.get(form) or failed[RESULT])})
     if _is_cut(compared, times):
@@ -220,7 +220,7 @@ def _nothing(form: str) -> BaselineRow:
 
 
 def _row(
-    form: str, own: Sequence[OutputRow], other: Sequence[OutputRow], timed: LatencyPart, accurate: str | None
+    form: str, own: Sequence[OutputRow], other: Sequence[OutputRow], timed: LatencyPart, *, accurate: str | None
 ) -> BaselineRow:
     """Return the output with the largest deficit of the result, or its smallest lead, and the time of a form."""
     ratio = timed["ratio"]  # of the result over this form
