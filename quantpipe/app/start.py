@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from quantpipe.foreign_formats import foreign_format
+from quantpipe.loading import collection_paused
 from quantpipe.passwords import printable
 
 INTERRUPTED = b"error: interrupted before there was anything to keep; run the same command again\n"
@@ -49,8 +50,9 @@ def main() -> None:
         from quantpipe.version import __version__
 
         raise SystemExit(_print(f"quantpipe {__version__}\n"))
-    _check_names(sys.argv[1:])
-    from quantpipe.app.main import main as run
+    with collection_paused():
+        _check_names(sys.argv[1:])
+        from quantpipe.app.main import main as run
 
     if listening:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from quantpipe.loading import collection_paused
 from quantpipe.passwords import conceal
 
 _ENVIRONMENT = {
@@ -31,9 +32,10 @@ def make_client(uri: str) -> Any:
         os.environ.setdefault(key, value)
     # It logs a traceback for what the tracker reports in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    from mlflow import MlflowClient
+    with collection_paused():
+        from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=uri)
+        return MlflowClient(tracking_uri=uri)
 
 
 def within(seconds: float | None, action: Callable[[], object]) -> None:
