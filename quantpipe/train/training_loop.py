@@ -193,9 +193,9 @@ class _Training:
             self.network.generator.manual_seed(_seed(self.seed, number, epoch))
             total = seen = 0.0
             for step, batch in enumerate(self._batches(pieces, _seed(self.seed, number, epoch))):
-                done = (epoch * steps + step) / max(options.epochs * steps, 1)
-                _set_rates(optimizer, 0.5 * (1 + math.cos(math.pi * done)))
-                value, loss = self._loss(batch, block, losses, done=done)
+                place, places = epoch * steps + step, options.epochs * steps
+                _set_rates(optimizer, rate_factor(place, places, options.rise))
+                value, loss = self._loss(batch, block, losses, done=place / places)
                 if not math.isfinite(value):
                     raise NotConverged(f"not converged: the loss is {value} in epoch {epoch + 1}")
                 self.start = value if self.start is None else self.start
@@ -313,6 +313,15 @@ def _restore(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]
         _, index, name = key.split("/")
         found.setdefault(int(index), {})[name] = torch.from_numpy(np.array(value))
     optimizer.load_state_dict({**state, "state": found})
+
+
+def rate_factor(step: int, steps: int, rise: float) -> float:
+    """Return the factor on the rates in a step (from 0): a cosine, times a line that reaches 1 after a share `rise`.
+
+    Adam's moments are empty at first, so its first steps move every number by the whole rate.
+    """
+    line = min(1.0, (step + 1) / (rise * steps)) if rise else 1.0
+    return line * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:

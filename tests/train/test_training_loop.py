@@ -159,7 +159,11 @@ def _loss(problem: Line, strategy: Any, overrides: Overrides, samples: Any) -> f
 
 @pytest.mark.parametrize(
     "options",
-    [LSQ, TrainOptions(weights="adaround", activations="lsq", scope="blocks", epochs=2, batch=16, drop=0.5)],
+    [
+        LSQ,
+        replace(LSQ, warmup=0.5),
+        TrainOptions(weights="adaround", activations="lsq", scope="blocks", epochs=2, batch=16, drop=0.5, warmup=0.5),
+    ],
 )
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_an_interrupted_training_ends_at_the_same_numbers(options: TrainOptions, stop: int) -> None:
@@ -205,7 +209,7 @@ def test_labels_are_learned() -> None:
     """Random labels of a few samples: only training by labels lowers their cross entropy."""
     problem = made("tensorrt", 8)
     samples = many(problem, 16, labels=5)
-    options = replace(LSQ, loss="labels", epochs=60, learning_rate=1e-2, optimizer="adam")
+    options = replace(LSQ, loss="labels", epochs=80, learning_rate=1e-2, optimizer="adam")
     found = trained(problem, problem.strategy(), options, samples)
     assert found.curve[-1] < 0.5 * found.curve[0]
 
