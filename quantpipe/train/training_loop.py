@@ -39,7 +39,7 @@ MOMENTUM = 0.9
 
 
 class NotConverged(Exception):
-    """A loss that is no finite number; the text gives the epoch."""
+    """A loss or a learned number that is not finite; the text gives the epoch."""
 
 
 class TrainingCheckpoint(Protocol):
@@ -73,8 +73,8 @@ def train(
     """Return the numbers that training gives a plan.
 
     `options`: what is learned, and how. `progress`: called with (epochs done, epochs in all, a text). Raises
-    NotTrainable for a node without gradients, or where nothing is learned. Raises NotConverged where the loss is no
-    finite number. Raises ConfigError for a device that is absent.
+    NotTrainable for a node without gradients, or where nothing is learned. Raises NotConverged where the loss or a
+    learned number is not finite. Raises ConfigError for a device that is absent.
     """
     device = device_of(options)
     with _arithmetic(options):
@@ -205,6 +205,8 @@ class _Training:
                 if epoch:  # every sample was seen once
                     self.network.ranges.bound()
                 total, seen = total + value, seen + 1
+            if not all(bool(torch.isfinite(value).all()) for value in self.network.state_dict().values()):
+                raise NotConverged(f"not converged: a learned number is not finite after epoch {epoch + 1}")
             self.curve.append(total / max(seen, 1))
             self._tell(number, epoch + 1)
             self._write(number, epoch + 1, optimizer)

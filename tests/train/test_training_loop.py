@@ -237,6 +237,16 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
         trained(problem, problem.strategy(4), options, many(problem))
 
 
+def test_a_learned_number_that_is_not_finite_ends_the_training() -> None:
+    """The root of 0 has no finite gradient, and no step follows whose loss would show it."""
+    net = Net(7)
+    x = net.node("Sqrt", net.node("Relu", net.dense(net.input(None, 6), 6, 8, name="before"), name="relu"), name="root")
+    net.output(net.dense(x, 8, 4, name="after"))
+    problem = line(net, "tensorrt")
+    with pytest.raises(NotConverged, match="not converged: a learned number is not finite after epoch 1"):
+        trained(problem, problem.strategy(), replace(LSQ, epochs=1, batch=64), many(problem))
+
+
 def test_dropping_keeps_some_elements_in_float_only_in_training() -> None:
     problem = made("tensorrt", 3)
     state, name = state_of(problem, problem.strategy(3)), problem.graph.outputs[0].name
