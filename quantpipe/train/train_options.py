@@ -39,6 +39,8 @@ LEAST: Mapping[str, float] = {
     "weight_decay": 0.0,
     "range_decay": 0.0,
 }
+LARGEST_RATE = 1e6
+"""Of rates and decays: the steps of the optimizer stay within float32."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TrainOptions:
             if isinstance(least, int):
                 integer(f"train.{key}", getattr(self, key), least=least)
             else:
-                number(f"train.{key}", getattr(self, key), least=least)
+                number(f"train.{key}", getattr(self, key), least=least, most=LARGEST_RATE)
         number("train.drop", self.drop, least=0, below=1)
         number("train.temperature", self.temperature, least=1)
         if self.warmup is not None:

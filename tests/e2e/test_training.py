@@ -238,6 +238,10 @@ def no_stage(folder: Path) -> bool:
         (["train.batch=0"], "train.batch: is 0; legal is an integer of at least 1"),
         (["train.optimizer=adamw"], "train.optimizer: is 'adamw' (did you mean 'adam'?)"),
         (["train.learning_rate=-1"], "train.learning_rate: is -1"),
+        (
+            ["train.learning_rate=1e38"],
+            "train.learning_rate: is 1e+38; legal is a number of at least 0 and at most 1e+06",
+        ),
         (["train.scale_rate=nan"], "train.scale_rate: is nan"),
         (["train.warmup=0.6"], "train.warmup: is 0.6; legal is a number of at least 0 and at most 0.5, or null"),
         (["train.warmup=-0.1"], "train.warmup: is -0.1"),
