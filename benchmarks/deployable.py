@@ -65,7 +65,7 @@ def inputs(model: str) -> tuple[Any, Any]:
     samples = NpzDataset(
         calibrate={"path": str(data / "cifar10_calib.npz")},
         evaluate={"path": str(data / "cifar10_val.npz")},
-        samples={"train": 512},
+        samples={"train": 384},
         preprocess=CIFAR,
     )
     return str(ZOO / "models" / "cifar10_resnet20_bn.onnx"), samples
@@ -155,7 +155,7 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
     ]  # fmt: skip
     for model in dict.fromkeys(c["model"] for c in found):
         own = [c for c in found if c["model"] == model]
-        samples = "1000" if model == "digits" else "512"
+        samples = "1000" if model == "digits" else "384"
         lines += [f"## {model} (float {100 * own[0]['float']:.1f}; {samples} training samples, "
                   f"{EPOCHS[model]} epochs, no labels)", "",
                   "| algorithm | " + " | ".join(SETTINGS) + " | devices |",
