@@ -75,7 +75,8 @@ class GroupGrid:
 
 
 def storable(scale: Tensor, power_of_two: PowerOfTwo) -> Tensor:
-    """Return float64 scales as they are stored: float32, a power of two where the schema asks for it."""
+    """Return float64 scales as they are stored: float32, 1 for empty ranges, a power of two on request."""
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     if power_of_two is not PowerOfTwo.NONE:
         mantissa, exponent = torch.frexp(scale.detach())
         smaller = mantissa < 0.5**0.5 if power_of_two is PowerOfTwo.NEAREST else mantissa == 0.5

@@ -21,7 +21,7 @@ SCHEMAS = st.builds(
     denominator=st.sampled_from(Denominator),
     power_of_two=st.sampled_from(PowerOfTwo),
 )
-ENDS = st.floats(1e-6, 1e6)
+ENDS = st.just(0.0) | st.floats(1e-6, 1e6)
 
 
 @given(SCHEMAS, ENDS, ENDS, st.booleans(), st.integers(2, 8), st.sampled_from([DType.INT8, DType.UINT8]))
@@ -31,7 +31,7 @@ def test_a_learned_range_has_the_grid_of_the_planner(
     found = Range(0.0 if positive else -low, high)
     scale, zero, qmin, qmax = intmath.scale_zero_point(found, bits, dtype, schema)
     ends = (torch.tensor(end, dtype=torch.float64) for end in (found.low, found.high))
-    grid = GroupGrid(bits, dtype, schema).grid(*ends, torch.zeros((), dtype=torch.float32), positive=positive)
+    grid = GroupGrid(bits, dtype, schema).grid(*ends, torch.zeros((), dtype=torch.float32), positive=found.low >= 0)
     assert (grid.scale.numpy(), float(grid.zero), grid.qmin, grid.qmax) == (scale, zero, qmin, qmax)
 
 

@@ -237,6 +237,15 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
         trained(problem, problem.strategy(4), options, many(problem))
 
 
+def test_a_tensor_of_zeros_is_no_obstacle() -> None:
+    net = Net(7)
+    dead = net.node("MatMul", net.input(None, 6), net.constant(np.zeros((6, 8), np.float32)), name="dead")
+    net.output(net.dense(net.node("Relu", dead, name="relu"), 8, 4, name="dense"))
+    problem = line(net, "tensorrt")
+    found = trained(problem, problem.strategy(), replace(LSQ, epochs=1), many(problem))
+    assert np.isfinite(found.curve).all()
+
+
 def test_a_learned_number_that_is_not_finite_ends_the_training() -> None:
     """The root of 0 has no finite gradient, and no step follows whose loss would show it."""
     net = Net(7)
