@@ -13,6 +13,7 @@ from search_toys import ALGORITHMS, TOYS, WITHIN_TOLERANCE, Counting, Toy, bits,
 
 from quantpipe.errors import ConfigError
 from quantpipe.search import (
+    Algorithm,
     Annealing,
     Greedy,
     GreedyBackward,
@@ -246,6 +247,21 @@ def test_greedy_comes_back_to_refused_choices() -> None:
     space = make_space(2, 2)
     toy = Toy(space, lambda p: 0.8 if p == (1, 0) else 0.9, lambda p: bits(space, p), WITHIN_TOLERANCE)
     assert search(toy, Greedy("topological")).best == (1, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", [Greedy(), GreedyBackward()], ids=lambda a: type(a).__name__)
+def test_where_sums_overflow_each_choice_gets_the_bits_with_the_smallest_loss(algorithm: Algorithm) -> None:
+    """All at their most bits overflow. Of the levels none is near enough: some choices need fewer bits, others more."""
+    space, best = make_space(*[4] * 6), (3, 2, 0, 0, 1, 2)
+
+    def loss(point: Point) -> float:
+        apart = sum((o - b) ** 2 for o, b in zip(point, best, strict=True))
+        return 0.02 * apart + (10.0 if sum(point) < 6 else 0.0)
+
+    t = Toy(space, lambda p: 0.9 - loss(p), lambda p: 1.0, WITHIN_TOLERANCE)
+    result = search(t, algorithm)
+    assert result.best == best and result.feasible
+    assert result.evaluations < 60
 
 
 def test_annealing_needs_no_more_than_the_schedule() -> None:

@@ -27,7 +27,7 @@ def escape(lost: tuple[float, ...]) -> Toy:
     return Toy(space, lambda p: 0.9 - loss(p), cost, WITHIN_TOLERANCE)
 
 
-UNABLE = ("uniform", "greedy_backward", "greedy_topological")
+UNABLE = ("uniform", "greedy_topological")
 """They take what saves cost, and nothing else."""
 
 

@@ -54,7 +54,7 @@ def settled(
             for other, attempt in zip(others, evaluate(others, incumbent=score), strict=True):
                 if objective.better(attempt, score):
                     point, score, last = other, attempt, i
-        if last < 0 or not _worth_a_pass(before, score, objective):
+        if last < 0 or not worth_a_pass(before, score, objective):
             return point, score
     return point, score
 
@@ -130,8 +130,8 @@ class _Turns:
         return False
 
 
-def _worth_a_pass(before: Score, after: Score, objective: Objective) -> bool:
-    """Whether a pass removed so much of the loss that another one may remove more."""
+def worth_a_pass(before: Score, after: Score, objective: Objective) -> bool:
+    """Return whether a pass removed so much of the loss that another one may remove more."""
     lost = objective.reference_value - before.compared
     if math.isnan(lost) or lost <= 0:
         return after.compared > before.compared or math.isnan(lost)

@@ -18,6 +18,7 @@ from quantpipe.option_checks import word_of
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled
+from quantpipe.search.algorithms.local_search import stepped
 from quantpipe.search.algorithms.raised import raised
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import ChoiceSpace, Point, Score
@@ -41,9 +42,10 @@ class Greedy:
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
     probe of such a choice came out better (scales per channel may): then the best of its options is taken before the
     walk. Within a tolerance that the most precise point misses, choices whose probe gained something for a cost (a
-    layer in float) are taken first, until it is met. Choices that cost nothing (ranges) are settled before the walk
-    where the tolerance is missed, and after it; the walk goes on as long as that leaves room. Choices that save nothing
-    one by one, and something together, are lowered together, and raised again one by one until the objective is met.
+    layer in float) are taken first, until it is met; then single steps of priced choices, up or down. Choices that cost
+    nothing (ranges) are settled before the walk where the tolerance is missed, and after it; the walk goes on as long
+    as that leaves room. Choices that save nothing one by one, and something together, are lowered together, and raised
+    again one by one until the objective is met.
     """
 
     order: Order = Order.SENSITIVITY
@@ -73,6 +75,8 @@ class Greedy:
         ranks, free, dearer = self._ranks(space, evaluate, objective, first, start=start)
         point, score = _settled(space, evaluate, objective, free, first=first, start=start)
         point, score = _lifted(space, evaluate, objective, dearer, point=point, score=score)
+        if self.order is Order.SENSITIVITY:
+            point, score = stepped(space, evaluate, objective, point, score=score)
         order = sorted(ranks, key=ranks.__getitem__)
         while True:
             point, score = self._walk(space, evaluate, objective, order, point=point, score=score)

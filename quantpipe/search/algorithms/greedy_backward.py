@@ -10,6 +10,7 @@ from quantpipe.option_checks import number
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.free_choices import settled_in_turns
+from quantpipe.search.algorithms.local_search import stepped
 from quantpipe.search.algorithms.raised import DECAY, raised
 from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import ChoiceSpace
@@ -24,7 +25,8 @@ class GreedyBackward:
     the loss (4: the squared error of one bit less). Within a tolerance the walk ends as soon as the value is near
     enough. Within a cost it goes on while the cost fits, and leaves a choice alone that no longer fits. Where cost and
     value are weighed against each other, it goes all the way. A choice that saves nothing stays at its first option.
-    Choices that cost nothing (ranges) are settled first where the tolerance is missed, and at the end.
+    Choices that cost nothing (ranges) are settled first where the tolerance is missed, and at the end. If it is still
+    missed, single steps of the other choices follow, up or down.
     """
 
     decay: float = DECAY
@@ -39,6 +41,7 @@ class GreedyBackward:
         first = space.start
         if within_tolerance and not objective.feasible(score):
             first, start = settled_in_turns(space, evaluate, objective, point, score=score)
+            first, start = stepped(space, evaluate, objective, first, score=start)
         elif objective.open_ended:
             first, start = settled_in_turns(space, evaluate, objective, first, score=start)
         priced = [i for i, choice in enumerate(space) if not choice.free]

@@ -1,4 +1,4 @@
-"""Single steps from a plan: what the additive model could not know is corrected where it matters."""
+"""Single steps from a point: what a plan or a walk in one direction could not know is corrected where it matters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.additive import Table
+from quantpipe.search.algorithms.free_choices import changed, worth_a_pass
 from quantpipe.search.objective import Objective, ObjectiveForm
-from quantpipe.types import Point, Score
+from quantpipe.types import ChoiceSpace, Point, Score
 
 _HOPELESS = 4.0
 """Single steps that are predicted to lose this many times the remaining loss are skipped."""
@@ -31,6 +32,28 @@ def descend(point: Point, score: Score, table: Table, evaluate: Evaluate, *, obj
             point, score, went = step, attempt, True
         else:
             refused.add((choice, option))
+
+
+def stepped(
+    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, point: Point, *, score: Score
+) -> tuple[Point, Score]:
+    """Where the start is not good enough: with priced choices one option up or down, in passes, until it is.
+
+    Where sums overflow, fewer bits of some tensors lose less, and which ones depends on the others.
+    """
+    while not objective.feasible(score):
+        steps = [(i, o) for i, c in enumerate(space) if not c.free for o in (point[i] - 1, point[i] + 1)]
+        steps = [(i, o) for i, o in steps if 0 <= o < len(space.choices[i].options)]
+        scores = zip(steps, evaluate([changed(point, *step) for step in steps]), strict=True)
+        better = {step: found.compared for step, found in scores if objective.better(found, score)}
+        before = score
+        for step in sorted(better, key=lambda step: -better[step]):
+            (attempt,) = evaluate([changed(point, *step)], incumbent=score)
+            if objective.better(attempt, score):
+                point, score = changed(point, *step), attempt
+        if not better or not worth_a_pass(before, score, objective):
+            break
+    return point, score
 
 
 def _steps(point: Point, score: Score, table: Table, objective: Objective) -> list[tuple[int, int]]:
