@@ -26,10 +26,8 @@ class DecidedEstimator(OverBase):
 
     The decisions come when the statistics are there, and do not change after that.
 
-    Attributes:
-        base: The estimator that the calibrators begin with.
-        ranges: Key of a scale group -> the bits that its range was decided for, and the range.
-        weights: Weight -> the bits that its thresholds were decided for, and the thresholds.
+    `base`: The estimator that the calibrators begin with. `ranges`: Key of a scale group -> the bits that its range was
+    decided for, and the range. `weights`: Weight -> the bits that its thresholds were decided for, and the thresholds.
     """
 
     base: Estimator

@@ -27,10 +27,8 @@ WeightMethod = Literal["max_range", "mse", "estimator"]
 class RuledEstimator:
     """Estimate ranges by another estimator for the tensors that rules fit, found by the name in the statistics.
 
-    Attributes:
-        default: The estimator of the threshold option.
-        rules: All rules, in order.
-        rule_of: Tensor -> the number of the rule that decides on it.
+    `default`: The estimator of the threshold option. `rules`: All rules, in order. `rule_of`: Tensor -> the number of
+    the rule that decides on it.
     """
 
     default: Estimator

@@ -46,14 +46,10 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 class Rule:
     """Hold one entry of `threshold.rules`; a tensor fits if it meets all of the rule's conditions.
 
-    Attributes:
-        estimator: Gives the range of the tensors that the rule fits.
-        use: The estimator as the configuration names it.
-        tensors: Patterns of names of tensors.
-        ops: Op types of nodes, or patterns of them; `side` selects which of their tensors are meant.
-        nodes: Patterns of names of nodes, likewise.
-        side: Which tensors of the nodes are meant.
-        roles: Roles of a tensor in the model.
+    `estimator`: Gives the range of the tensors that the rule fits. `use`: The estimator as the configuration names it.
+    `tensors`: Patterns of names of tensors. `ops`: Op types of nodes, or patterns of them; `side` selects which of
+    their tensors are meant. `nodes`: Patterns of names of nodes, likewise. `side`: Which tensors of the nodes are
+    meant. `roles`: Roles of a tensor in the model.
     """
 
     estimator: Estimator

@@ -24,11 +24,8 @@ NAMED = 3
 class LoadedForm:
     """Hold one form that the device's tool chain loads.
 
-    Attributes:
-        form: Its name, as in `realize=NAME`.
-        written: This version writes it.
-        exact: Its file computes the device's numbers, bit by bit; None where this depends on the tool.
-        why: The inexact parts, or why this is unknown.
+    `form`: Its name, as in `realize=NAME`. `written`: This version writes it. `exact`: Its file computes the device's
+    numbers, bit by bit; None where this depends on the tool. `why`: The inexact parts, or why this is unknown.
     """
 
     form: str

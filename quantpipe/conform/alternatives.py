@@ -28,12 +28,9 @@ DTYPES = (DType.INT16, DType.INT32)
 class Alternative:
     """Hold one way in which a kernel may depart from its plan.
 
-    Attributes:
-        field: The field of the hardware file, or of the kernel (`conv.pads`, `bias`, …).
-        value: Its other value.
-        site: The kernel with the resulting numbers.
-        fault: Its additional fault.
-        change: The change of the hardware file; empty for a mistake outside such files.
+    `field`: The field of the hardware file, or of the kernel (`conv.pads`, `bias`, …). `value`: Its other value.
+    `site`: The kernel with the resulting numbers. `fault`: Its additional fault. `change`: The change of the hardware
+    file; empty for a mistake outside such files.
     """
 
     field: str

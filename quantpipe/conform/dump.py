@@ -27,10 +27,8 @@ MOST_NAMED = 8
 class Dump:
     """Hold a device's results for one set.
 
-    Attributes:
-        tensors: Its integers by tensor, int64, of the first samples.
-        samples: How many samples all of them have.
-        missing: Tensors of the set that it does not have.
+    `tensors`: Its integers by tensor, int64, of the first samples. `samples`: How many samples all of them have.
+    `missing`: Tensors of the set that it does not have.
     """
 
     tensors: Mapping[str, Array] = field(repr=False)

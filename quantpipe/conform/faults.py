@@ -11,14 +11,11 @@ from quantpipe.types import Limit
 class Fault:
     """Describe how one kernel departs from its plan.
 
-    Attributes:
-        shift: By how many places windows are moved along each axis of the map.
-        pads_zero: The pads hold the integer 0, where 0 is not the zero point.
-        wraps: Stored values keep the low bits of their type, instead of a clamp to the bits' own bounds.
-        limit: The accumulator's treatment of sums, instead of the plan's.
-        no_bias: The bias is left out.
-        no_clamp: The bounds of the Relu or Clip after the kernel are left out.
-        no_zero_point: The zero point of the operands is not subtracted.
+    `shift`: By how many places windows are moved along each axis of the map. `pads_zero`: The pads hold the integer 0,
+    where 0 is not the zero point. `wraps`: Stored values keep the low bits of their type, instead of a clamp to the
+    bits' own bounds. `limit`: The accumulator's treatment of sums, instead of the plan's. `no_bias`: The bias is left
+    out. `no_clamp`: The bounds of the Relu or Clip after the kernel are left out. `no_zero_point`: The zero point of
+    the operands is not subtracted.
     """
 
     shift: tuple[int, ...] = ()

@@ -72,8 +72,7 @@ SEARCHED = 1 << 19
 class Probe:
     """Hold a probe: its network on a device, its model, its golden integers.
 
-    Attributes:
-        described: The network, whose hardware file can be changed.
+    `described`: The network, whose hardware file can be changed.
     """
 
     recipe: Recipe

@@ -28,13 +28,9 @@ GENERAL, TIES = "general", "ties"
 class ProbeDraft:
     """Hold a probe before its scales are chosen: the model without its biases, and how its operands are filled.
 
-    Attributes:
-        inputs: Input -> shape of one sample.
-        output: The shape of the result of one sample.
-        weight: Integers of the weight in units of its largest code, `[-1, 1]`; None without weight.
-        bias: Whether the op takes a bias.
-        attributes: Attributes of the node.
-        extreme: Whether inputs are at the ends of their range, instead of anywhere.
+    `inputs`: Input -> shape of one sample. `output`: The shape of the result of one sample. `weight`: Integers of the
+    weight in units of its largest code, `[-1, 1]`; None without weight. `bias`: Whether the op takes a bias.
+    `attributes`: Attributes of the node. `extreme`: Whether inputs are at the ends of their range, instead of anywhere.
     """
 
     op: str
@@ -93,12 +89,9 @@ class ProbeDraft:
 class Recipe:
     """Describe how a probe is made.
 
-    Attributes:
-        draft: Makes the draft, from a random generator.
-        scales: `general` or `ties`.
-        fill: The largest accumulator, in units of the largest stored result; above 1 it saturates.
-        separating: Whether biases are chosen so that ways to narrow differ.
-        twin: The probe that is the same where all scales are powers of two.
+    `draft`: Makes the draft, from a random generator. `scales`: `general` or `ties`. `fill`: The largest accumulator,
+    in units of the largest stored result; above 1 it saturates. `separating`: Whether biases are chosen so that ways to
+    narrow differ. `twin`: The probe that is the same where all scales are powers of two.
     """
 
     name: str

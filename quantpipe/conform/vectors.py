@@ -31,12 +31,9 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 class VectorSet:
     """Hold golden integers of one network.
 
-    Attributes:
-        name: The name of its folder.
-        purpose: Its purpose, in one sentence.
-        network: The network with its numbers.
-        inputs: The model's real inputs, `[N, …]`.
-        golden: Every stored tensor and every accumulator that a kernel reads.
+    `name`: The name of its folder. `purpose`: Its purpose, in one sentence. `network`: The network with its numbers.
+    `inputs`: The model's real inputs, `[N, …]`. `golden`: Every stored tensor and every accumulator that a kernel
+    reads.
     """
 
     name: str

@@ -32,16 +32,11 @@ OTHERS_SAMPLES = 8
 class WrittenBeside:
     """Hold one form that is written next to model.onnx.
 
-    Attributes:
-        file: The name of its model's file.
-        size: Bytes of all of its files.
-        seconds: The time of writing them.
-        rendered: The model, of an ONNX form.
-        files: Name -> content, of any other form.
-        facts: Further facts for the report.
-        howto: How its files are used, for SHIP.md; None where onnxruntime runs them.
-        writer: The form that wrote them and runs them, where onnxruntime does not.
-        reason: Why the files of another form do not compute the searched numbers; None where they do.
+    `file`: The name of its model's file. `size`: Bytes of all of its files. `seconds`: The time of writing them.
+    `rendered`: The model, of an ONNX form. `files`: Name -> content, of any other form. `facts`: Further facts for the
+    report. `howto`: How its files are used, for SHIP.md; None where onnxruntime runs them. `writer`: The form that
+    wrote them and runs them, where onnxruntime does not. `reason`: Why the files of another form do not compute the
+    searched numbers; None where they do.
     """
 
     form: str

@@ -60,11 +60,9 @@ class EvaluatedModel:
 class EvaluationSamples:
     """Hold the samples of an evaluation, and the compared outputs.
 
-    Attributes:
-        judged: Samples that were used for no fit and no choice.
-        chosen_by: The samples that the strategy was chosen by, to compare its losses.
-        compared: The compared outputs, and how; the metrics are about the output it names.
-        seen: The float model's reference on `chosen_by`, if it is known.
+    `judged`: Samples that were used for no fit and no choice. `chosen_by`: The samples that the strategy was chosen by,
+    to compare its losses. `compared`: The compared outputs, and how; the metrics are about the output it names. `seen`:
+    The float model's reference on `chosen_by`, if it is known.
     """
 
     judged: Samples

@@ -32,10 +32,8 @@ FLOAT_ONLY = Topology({}, {}, {}, (), (), ())
 class Speed:
     """Hold the speed of a realized model, compared with the float one.
 
-    Attributes:
-        by: latency, measured here, or cycles, by the cost model.
-        ratio: Realized over float; above 1 is slower.
-        slower: Whether that is certain enough for a report.
+    `by`: latency, measured here, or cycles, by the cost model. `ratio`: Realized over float; above 1 is slower.
+    `slower`: Whether that is certain enough for a report.
     """
 
     by: Literal["latency", "cycles"]

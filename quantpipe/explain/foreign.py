@@ -43,14 +43,11 @@ STAGE = "explain"
 class Foreign:
     """Hold a file in the terms of its original.
 
-    Attributes:
-        given: The file's grids and integers, by its own names.
-        numbers: The quantized parts, by the original's names.
-        stored: Tensor of the original -> the file's value that holds its integers.
-        real: Tensor of the original that the file computes in float -> the file's value.
-        weights: Constant of the original -> the file's integers.
-        biases: Constant of the original -> the file's integers, of more than 16 bits.
-        unread: Scales of the file that no tensor of the original belongs to.
+    `given`: The file's grids and integers, by its own names. `numbers`: The quantized parts, by the original's names.
+    `stored`: Tensor of the original -> the file's value that holds its integers. `real`: Tensor of the original that
+    the file computes in float -> the file's value. `weights`: Constant of the original -> the file's integers.
+    `biases`: Constant of the original -> the file's integers, of more than 16 bits. `unread`: Scales of the file that
+    no tensor of the original belongs to.
     """
 
     given: Imported

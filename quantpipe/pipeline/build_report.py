@@ -60,20 +60,13 @@ from quantpipe.version import __version__
 class Evaluated:
     """Hold the facts about the integer model at the end of a run.
 
-    Attributes:
-        model: Sizes, operations and bits (`stages.describe_model`).
-        costs: The strategy by every cost measure.
-        host: Relevant facts of the machine that ran it.
-        lacking: The nodes that no kernel runs as they are (`without_kernel`).
-        speed: Its speed compared with the float model; None if unknown.
-        slower: A sentence if it is slower.
-        deployment: How model.onnx is run.
-        imported: The file's grids and integers, where it was quantized already.
-        forms: A row for each form, where there are several.
-        beyond: What stored ranges cut off, compared with calibration.
-        enough: How ranges and loss depend on the number of calibration samples.
-        first: Warnings that come before all others but the doubts.
-        baseline: The accuracy of onnxruntime's own quantization, where it was compared.
+    `model`: Sizes, operations and bits (`stages.describe_model`). `costs`: The strategy by every cost measure. `host`:
+    Relevant facts of the machine that ran it. `lacking`: The nodes that no kernel runs as they are (`without_kernel`).
+    `speed`: Its speed compared with the float model; None if unknown. `slower`: A sentence if it is slower.
+    `deployment`: How model.onnx is run. `imported`: The file's grids and integers, where it was quantized already.
+    `forms`: A row for each form, where there are several. `beyond`: What stored ranges cut off, compared with
+    calibration. `enough`: How ranges and loss depend on the number of calibration samples. `first`: Warnings that come
+    before all others but the doubts. `baseline`: The accuracy of onnxruntime's own quantization, where it was compared.
     """
 
     plan: QuantPlan

@@ -12,16 +12,12 @@ from quantpipe.option_checks import number
 class EffortOptions:
     """State how many float passes over the evaluation samples what follows calibration may take.
 
-    Attributes:
-        passes: For everything; they limit the optional parts.
-        explain_passes: For the diagnosis of a poor result; 0: none.
-        session_passes: For the comparison of integers in several sessions.
-        baseline_passes: For onnxruntime's own quantization; 0: none.
-        recover_passes: For recovery, counted in passes over the calibration samples.
-        other_sessions: Whether sessions are compared that users may open instead of the file's own.
-        evaluated: The share of the evaluation samples that is evaluated.
-        least_seconds: Each of these parts may take this long, however short a pass is.
-        max_seconds: Seconds for everything; None: only the passes limit it.
+    `passes`: For everything; they limit the optional parts. `explain_passes`: For the diagnosis of a poor result; 0:
+    none. `session_passes`: For the comparison of integers in several sessions. `baseline_passes`: For onnxruntime's own
+    quantization; 0: none. `recover_passes`: For recovery, counted in passes over the calibration samples.
+    `other_sessions`: Whether sessions are compared that users may open instead of the file's own. `evaluated`: The
+    share of the evaluation samples that is evaluated. `least_seconds`: Each of these parts may take this long, however
+    short a pass is. `max_seconds`: Seconds for everything; None: only the passes limit it.
     """
 
     passes: float = 12.0

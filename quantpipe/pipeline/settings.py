@@ -121,10 +121,8 @@ class CalibrateSettings:
 class PrecisionSettings:
     """State whether nodes may stay in float before the search.
 
-    Attributes:
-        mode: `auto` or `none`.
-        loss_above: The loss of the outputs, in nats, up to which nothing is done.
-        max_evaluations: How many candidates are measured at most.
+    `mode`: `auto` or `none`. `loss_above`: The loss of the outputs, in nats, up to which nothing is done.
+    `max_evaluations`: How many candidates are measured at most.
     """
 
     mode: str = "auto"

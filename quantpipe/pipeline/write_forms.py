@@ -33,12 +33,8 @@ MODEL = "model.onnx"
 class Forms:
     """Hold all written forms of one plan.
 
-    Attributes:
-        first: The model in model.onnx.
-        backend: Its form.
-        seconds: The time of writing it.
-        beside: The other forms, in the requested order.
-        made: The provenance of all of them.
+    `first`: The model in model.onnx. `backend`: Its form. `seconds`: The time of writing it. `beside`: The other forms,
+    in the requested order. `made`: The provenance of all of them.
     """
 
     first: Rendered

@@ -24,11 +24,9 @@ Feeds = Mapping[str, NDArray[Any]]
 class WrittenForm:
     """Hold the files of one form.
 
-    Attributes:
-        files: Name in the folder `realize` -> content; the first one is the model.
-        facts: Entries for the report, such as bytes of memory.
-        howto: How the files are used: Markdown, for SHIP.md.
-        inexact: Why they do not compute the plan's integers; None where they do.
+    `files`: Name in the folder `realize` -> content; the first one is the model. `facts`: Entries for the report, such
+    as bytes of memory. `howto`: How the files are used: Markdown, for SHIP.md. `inexact`: Why they do not compute the
+    plan's integers; None where they do.
     """
 
     files: Mapping[str, bytes] = field(repr=False)

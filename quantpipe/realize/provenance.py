@@ -26,14 +26,10 @@ PREFIX = "quantpipe."
 class Provenance:
     """Hold the sources of a realized file.
 
-    Attributes:
-        version: The version of quantpipe.
-        model: Digest of the float model's file.
-        strategy: Digest of the strategy's numbers, recovered weights included.
-        hardware: Name of the hardware file.
-        hardware_digest: Digest of its content.
-        preprocessing: The steps from a raw sample to a model's input; empty where the data set has none.
-        class_names: Names of the classes, by index; empty where they are not known.
+    `version`: The version of quantpipe. `model`: Digest of the float model's file. `strategy`: Digest of the strategy's
+    numbers, recovered weights included. `hardware`: Name of the hardware file. `hardware_digest`: Digest of its
+    content. `preprocessing`: The steps from a raw sample to a model's input; empty where the data set has none.
+    `class_names`: Names of the classes, by index; empty where they are not known.
     """
 
     version: str

@@ -30,9 +30,8 @@ has a kernel for bytes. (Max and Min it leaves there, too, but has no kernel for
 class Qdq(Stored):
     """Write the QDQ form, which needs float multipliers: the fused kernels requantize in float32.
 
-    Attributes:
-        here: The file is for onnxruntime alone, so ops that it would not fuse work on the integers themselves. Other
-            tools expect float ops between the two and load no such file.
+    `here`: The file is for onnxruntime alone, so ops that it would not fuse work on the integers themselves. Other
+    tools expect float ops between the two and load no such file.
     """
 
     name = "qdq"

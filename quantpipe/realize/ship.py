@@ -22,13 +22,10 @@ from quantpipe.types import HardwareSpec, QuantPlan, TensorInfo, Topology
 class Shipped:
     """Hold one form's content for SHIP.md.
 
-    Attributes:
-        files: Names of all of its files.
-        options: Session options that it needs, where onnxruntime runs it.
-        inexact: Why it does not compute exactly the searched numbers; None where it does.
-        howto: How it is used, where onnxruntime does not run it: Markdown.
-        caches: Caches of a decoder whose inputs and outputs are integers.
-        one_thread: Its results depend on the number of threads of onnxruntime.
+    `files`: Names of all of its files. `options`: Session options that it needs, where onnxruntime runs it. `inexact`:
+    Why it does not compute exactly the searched numbers; None where it does. `howto`: How it is used, where onnxruntime
+    does not run it: Markdown. `caches`: Caches of a decoder whose inputs and outputs are integers. `one_thread`: Its
+    results depend on the number of threads.
     """
 
     form: str

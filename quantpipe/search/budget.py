@@ -11,12 +11,10 @@ from quantpipe.option_checks import integer, number
 class Budget:
     """Where a search ends, whichever comes first; None is no limit. ConfigError, by key, for what has no meaning.
 
-    Attributes:
-        max_evaluations: How many distinct points are answered, from the log or by measuring.
-        max_seconds: Wall seconds of measuring after which no measurement begins. Trials from the log count with their
-            logged seconds but are always answered: a resumed run gets as far as the first one before it measures, and
-            then stops where one uninterrupted run would have.
-        target: As `Objective.reaches` takes it; the first trial that is so good ends the search.
+    `max_evaluations`: How many distinct points are answered, from the log or by measuring. `max_seconds`: Wall seconds
+    of measuring after which no measurement begins. Trials from the log count with their logged seconds but are always
+    answered: a resumed run gets as far as the first one before it measures, and then stops where one uninterrupted run
+    would have. `target`: As `Objective.reaches` takes it; the first trial that is so good ends the search.
     """
 
     max_evaluations: int | None = None
@@ -38,11 +36,9 @@ class Budget:
 class Batching:
     """How `measure` is called.
 
-    Attributes:
-        size: With at most so many points, all new (None: with all that were asked). A list of scores is logged when the
-            call returns, those of an iterator one by one; so what a kill can lose is one batch, or what the iterator
-            has in flight.
-        prunes: It takes a second argument, a function that returns whether a partial score can no longer win.
+    `size`: With at most so many points, all new (None: with all that were asked). A list of scores is logged when the
+    call returns, those of an iterator one by one; so what a kill can lose is one batch, or what the iterator has in
+    flight. `prunes`: It takes a second argument, a function that returns whether a partial score can no longer win.
     """
 
     size: int | None = 1

@@ -15,12 +15,9 @@ MOST = 48
 class Contribution:
     """State what the result loses, and saves, by one choice.
 
-    Attributes:
-        key: The choice.
-        before: The option that the search began with.
-        after: The option of the result.
-        value: What the result gains against the option before, by `Score.compared`; NaN where that cannot be measured.
-        saved: The cost with the option before minus the cost of the result.
+    `key`: The choice. `before`: The option that the search began with. `after`: The option of the result. `value`: What
+    the result gains against the option before, by `Score.compared`; NaN where that cannot be measured. `saved`: The
+    cost with the option before minus the cost of the result.
     """
 
     key: str

@@ -49,10 +49,8 @@ class OutputError(OverBase):
     direction of the input that no weight uses costs nothing here, whatever it costs the tensor. The code of BRECQ and
     AdaRound chooses ranges by the same criterion, block by block.
 
-    Attributes:
-        base: The estimator that it begins with.
-        passes: The maximum cost of a layer's trials, in passes over the samples.
-        weights: Whether thresholds of weights are chosen, too.
+    `base`: The estimator that it begins with. `passes`: The maximum cost of a layer's trials, in passes over the
+    samples. `weights`: Whether thresholds of weights are chosen, too.
     """
 
     base: Estimator = field(default_factory=MSE)

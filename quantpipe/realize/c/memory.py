@@ -16,11 +16,9 @@ from quantpipe.types import DType
 class Buffer:
     """Hold one tensor of a C model.
 
-    Attributes:
-        name: Its name in C.
-        external: It is an argument or a constant, so that it takes no place in the blocks.
-        offset: Its start in the block of its width, in elements.
-        base: The buffer whose memory it shares, under another shape.
+    `name`: Its name in C. `external`: It is an argument or a constant, so that it takes no place in the blocks.
+    `offset`: Its start in the block of its width, in elements. `base`: The buffer whose memory it shares, under another
+    shape.
     """
 
     name: str

@@ -22,11 +22,9 @@ Scale = NDArray[np.float32] | np.float32
 class QonnxNarrowing:
     """Describe how a float result becomes integers.
 
-    Attributes:
-        rounding: The rounding of the node; ties never go up, they are moved beforehand.
-        raised: A quarter of a step is added beforehand, so that ties go up.
-        shift: By how many bits Trunc cuts; 0 elsewhere.
-        reason: Why the integers may differ from the plan's; None where they do not.
+    `rounding`: The rounding of the node; ties never go up, they are moved beforehand. `raised`: A quarter of a step is
+    added beforehand, so that ties go up. `shift`: By how many bits Trunc cuts; 0 elsewhere. `reason`: Why the integers
+    may differ from the plan's; None where they do not.
     """
 
     rounding: Rounding = Rounding.HALF_EVEN

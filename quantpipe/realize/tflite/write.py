@@ -32,12 +32,9 @@ SHOWN = 12
 class TfliteFile:
     """Hold a written file.
 
-    Attributes:
-        transposes: How many transpositions no layout could avoid.
-        operators: Operator -> how often.
-        tensors: Stored tensor of the graph -> tensor of the file and the order of its axes.
-        inputs: Input -> the same.
-        outputs: Output -> the same.
+    `transposes`: How many transpositions no layout could avoid. `operators`: Operator -> how often. `tensors`: Stored
+    tensor of the graph -> tensor of the file and the order of its axes. `inputs`: Input -> the same. `outputs`: Output
+    -> the same.
     """
 
     content: bytes = field(repr=False)

@@ -67,17 +67,11 @@ class Map:
 class VtaTerm:
     """Hold products that are added into accumulators of their own, and then shifted.
 
-    Attributes:
-        tensor: The multiplied tensor, as it is stored.
-        source: Its map.
-        taps: Rows and columns of the window.
-        strides: Strides of the window.
-        dilations: Dilations of the window.
-        begin: Pads before the map, at its top and its left.
-        reads: Block of results -> the blocks of inputs that it reads.
-        tile: (block of results, block of inputs, tap) -> `[16, 16]` int8, results first; None for zeros.
-        bias: int32 `[blocks, 16]`.
-        shift: To the left if above 0; to the right, ties up, if below.
+    `tensor`: The multiplied tensor, as it is stored. `source`: Its map. `taps`: Rows and columns of the window.
+    `strides`: Strides of the window. `dilations`: Dilations of the window. `begin`: Pads before the map, at its top and
+    its left. `reads`: Block of results -> the blocks of inputs that it reads. `tile`: (block of results, block of
+    inputs, tap) -> `[16, 16]` int8, results first; None for zeros. `bias`: int32 `[blocks, 16]`. `shift`: To the left
+    if above 0; to the right, ties up, if below.
     """
 
     tensor: str
@@ -96,16 +90,12 @@ class VtaTerm:
 class VtaLayer:
     """Hold one kernel as VTA runs it.
 
-    Attributes:
-        node: The node; for an accumulator that goes into an addition, the addition.
-        absorbed: Nodes that are part of it: convolutions whose accumulators it adds.
-        result: The map of its output.
-        terms: The terms of the sum.
-        moves: It makes stored integers of the scale of its input.
-        greatest: The maximum over a window is taken of the single term, instead of a sum (MaxPool).
-        product: The two terms are multiplied (a core whose ALU multiplies).
-        narrowing: How its sums are stored; None (unless it moves values): all 32 bits are stored.
-        bounds: Smallest and largest result of a layer that only moves values.
+    `node`: The node; for an accumulator that goes into an addition, the addition. `absorbed`: Nodes that are part of
+    it: convolutions whose accumulators it adds. `result`: The map of its output. `terms`: The terms of the sum.
+    `moves`: It makes stored integers of the scale of its input. `greatest`: The maximum over a window is taken of the
+    single term, instead of a sum (MaxPool). `product`: The two terms are multiplied (a core whose ALU multiplies).
+    `narrowing`: How its sums are stored; None (unless it moves values): all 32 bits are stored. `bounds`: Smallest and
+    largest result of a layer that only moves values.
     """
 
     node: str

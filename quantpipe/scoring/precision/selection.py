@@ -61,21 +61,14 @@ class Selection:
     What moves is a node into float, or, by the key of its choice, a scale group to its whole range, or a scale group or
     weight to more bits.
 
-    Attributes:
-        measure: (loss, cost) of a set of moves; it may raise what ends the search, and `moved` is the answer then.
-        certain: Nodes whose ranges cannot be trusted.
-        masks: Nodes whose ranges hold masks.
-        masked: Nodes that read what these give, where the device has them in integers, with a mask in their range.
-        doubted: Nodes whose ranges hold parts far apart.
-        ranges: Scale groups that may have their whole range.
-        raised: Scale groups that may have more bits, with the weights that are multiplied by them.
-        light: Other nodes that multiply nothing.
-        heavy: Nodes that multiply.
-        tail: Nodes after the last layers, which are float together or not at all.
-        above: The loss up to which nothing moves into float.
-        aim: The loss to reach.
-        moved: The answer so far.
-        tried: What was measured, in order.
+    `measure`: (loss, cost) of a set of moves; it may raise what ends the search, and `moved` is the answer then.
+    `certain`: Nodes whose ranges cannot be trusted. `masks`: Nodes whose ranges hold masks. `masked`: Nodes that read
+    what these give, where the device has them in integers, with a mask in their range. `doubted`: Nodes whose ranges
+    hold parts far apart. `ranges`: Scale groups that may have their whole range. `raised`: Scale groups that may have
+    more bits, with the weights that are multiplied by them. `light`: Other nodes that multiply nothing. `heavy`: Nodes
+    that multiply. `tail`: Nodes after the last layers, which are float together or not at all. `above`: The loss up to
+    which nothing moves into float. `aim`: The loss to reach. `moved`: The answer so far. `tried`: What was measured, in
+    order.
     """
 
     measure: Callable[[frozenset[str]], Measured]
