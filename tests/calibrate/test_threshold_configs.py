@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from quantpipe.calibrate import estimators, weight_ranges
 from quantpipe.types import TensorSchema
+from website.configuration import keys
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "conf" / "threshold").glob("*.yaml"))
@@ -30,10 +31,7 @@ def test_the_file_builds_an_estimator(file: Path) -> None:
     estimator = hydra.utils.instantiate(conf.activations)
     assert 0 < estimator(stats_of(samples("normal")), 8, TensorSchema()).threshold < 10
     assert len(weight_ranges(np.eye(3), 0, 8, TensorSchema(), method=conf.weights.method)) == 3
-    # Every option has its line of explanation.
-    lines = file.read_text().splitlines()
-    pairs = zip(["", *lines], lines, strict=False)
-    assert all("#" in line or before.lstrip().startswith("#") for before, line in pairs if not line.endswith(":"))
+    assert all(key.comment for key in keys(file, ("threshold",))), "its own, or the default option's"
 
 
 def test_calibration_imports_no_heavy_package() -> None:
