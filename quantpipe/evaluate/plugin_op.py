@@ -4,8 +4,8 @@ For each kernel the simulated and the realized integers are compared, element by
 on the same stored operands. Their real values are compared with the reference on the operands' real values. Where they
 differ, the run ends and names the package: quantpipe cannot decide which of the two is right.
 
-Files of this feature, all `plugin_op.py`: `intake` (joins patterns), `oprules` (rows of ops), `evaluate` (compares
-kernels).
+Files of this feature, both `plugin_op.py`: `oprules` (rows of ops), `evaluate` (compares kernels). `intake/patterns.py`
+joins patterns.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from quantpipe.intake.half_check import half_notes
 from quantpipe.intake.isolated_process import Limits, Tell, apart
 from quantpipe.intake.model_transfer import Packed, pack, unpack
 from quantpipe.intake.names import name_nodes
-from quantpipe.intake.plugin_op import divides_windows, joining, leave_to_plug_ins
+from quantpipe.intake.patterns import divides_windows, joining, leave_to_plug_ins
 from quantpipe.intake.quantized import Behind, behind
 from quantpipe.intake.read_model import read_model
 from quantpipe.intake.rewrites.bodies import wanted

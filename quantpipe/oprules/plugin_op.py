@@ -1,7 +1,7 @@
 """The rows of ops from plug-in packages, made from what the packages declare.
 
-Files of this feature, all `plugin_op.py`: `intake` (joins patterns), `oprules` (rows of ops), `evaluate` (compares
-kernels).
+Files of this feature, both `plugin_op.py`: `oprules` (rows of ops), `evaluate` (compares kernels). `intake/patterns.py`
+joins patterns.
 """
 
 from __future__ import annotations
