@@ -48,9 +48,13 @@ class WeightStart:
     pair: int | None = None
 
     @property
-    def high(self) -> int:
-        """Return the largest q - z."""
-        return self.qmax - int(self.zero.min(initial=self.qmax))
+    def high(self) -> NDArray[np.float64]:
+        """Return the largest |q - z| by scale, shaped to broadcast to the weight; without the last negative step.
+
+        Asymmetric integers of weights of one sign have z at their other end.
+        """
+        zero = self.broadcast(self.zero)
+        return np.asarray(np.maximum(self.qmax - zero, zero - self.qmin - 1))
 
     def broadcast(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return values per channel, or one for all, shaped to broadcast to the weight."""
@@ -190,7 +194,8 @@ class TanhWeight(LearnedWeight):
             largest = magnitudes.max().reshape(self.base.shape)
         else:
             largest = magnitudes.amax([axis for axis in range(like.ndim) if axis != start.axis], keepdim=True)
-        return self.grid_at(storable(largest.double().clamp(min=1e-30) / start.high, start.power_of_two), like)
+        scale = largest.double() / torch.from_numpy(start.high).to(like.device)
+        return self.grid_at(storable(torch.where(largest > 0, scale, self.base), start.power_of_two), like)
 
 
 class QuantizationInterval(LearnedWeight):
@@ -220,7 +225,8 @@ class QuantizationInterval(LearnedWeight):
 
     def scale(self) -> Tensor:
         """Return the scale at which w' = 1 is the largest integer."""
-        return storable(self.size / self.start.high, self.start.power_of_two)
+        steps = torch.from_numpy(self.start.high).to(self.size)
+        return storable(self.size / steps, self.start.power_of_two)
 
 
 class LearnedRounding(LearnedWeight):

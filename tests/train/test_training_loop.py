@@ -237,13 +237,20 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
         trained(problem, problem.strategy(4), options, many(problem))
 
 
-def test_a_tensor_of_zeros_is_no_obstacle() -> None:
+@pytest.mark.parametrize(
+    ("device", "weights", "factor"),
+    [("tensorrt", "lsq", 0), ("vta", "dorefa", 0), ("fbgemm", "dorefa", -1), ("fbgemm", "qil", -1)],
+)
+def test_weights_of_one_sign_or_none(device: str, weights: str, factor: int) -> None:
+    """Zeros have an empty range; asymmetric integers of negative weights have 0 at their upper end."""
     net = Net(7)
-    dead = net.node("MatMul", net.input(None, 6), net.constant(np.zeros((6, 8), np.float32)), name="dead")
-    net.output(net.dense(net.node("Relu", dead, name="relu"), 8, 4, name="dense"))
-    problem = line(net, "tensorrt")
-    found = trained(problem, problem.strategy(), replace(LSQ, epochs=1), many(problem))
-    assert np.isfinite(found.curve).all()
+    constant = net.constant(np.float32(factor * np.abs(np.random.default_rng(1).standard_normal((6, 8)))))
+    first = net.node("MatMul", net.input(None, 6), constant, name="first")
+    net.output(net.dense(net.node("Relu", first, name="relu"), 8, 4, name="dense"))
+    problem = line(net, device)
+    found = trained(problem, problem.strategy(), replace(LSQ, weights=weights, epochs=1), many(problem))
+    assert 0 <= found.curve[0] < 0.01
+    assert problem.agree(problem.planner.plan(problem.strategy(), found.overrides), "integer").differing == 0
 
 
 def test_a_learned_number_that_is_not_finite_ends_the_training() -> None:
