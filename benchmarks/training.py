@@ -68,6 +68,7 @@ class Job:
     batch: int
     rate: float
     scale_rate: float
+    warmup: float | None
     until: float
     """When no further training begins, in seconds since the epoch."""
 
@@ -95,6 +96,8 @@ FEW_TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "adaround, no dropping": {"option": "adaround", "drop": 0.0},
     "lsq": {"option": "lsq", "epochs": 40},
     "lsq, 8 epochs": {"option": "lsq", "epochs": 8},
+    "lsq, 4 epochs": {"option": "lsq", "epochs": 4},
+    "lsq, 8 epochs, a fifth of the rates": {"option": "lsq", "epochs": 8, "learning_rate": 2e-5, "scale_rate": 2e-4},
     "lsq, plain KL": {"option": "lsq", "epochs": 40, "temperature": 1.0},
     "lsq, plain KL, 8 epochs": {"option": "lsq", "epochs": 8, "temperature": 1.0},
     "lsq, dropping": {"option": "lsq", "epochs": 40, "drop": 0.5},
@@ -177,7 +180,7 @@ class Work:
         job = self.job
         return self.options(
             option=option, epochs=job.epochs, batch=job.batch, learning_rate=job.rate, scale_rate=job.scale_rate,
-            **({"loss": "labels"} | changes),
+            warmup=job.warmup, **({"loss": "labels"} | changes),
         )  # fmt: skip
 
     def train(self, options: Any) -> Any:
@@ -272,7 +275,7 @@ def run(given: argparse.Namespace) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     job = Job(
         given.folder, given.images, given.device, tuple(given.algorithms), given.epochs, given.batch, given.rate,
-        given.scale_rate, time.time() + given.seconds,
+        given.scale_rate, given.warmup, time.time() + given.seconds,
     )  # fmt: skip
     waiting, context = lines(given.kinds, given.seeds), multiprocessing.get_context("spawn")
     if given.settings:
@@ -358,6 +361,7 @@ def main() -> None:
     runs.add_argument("--batch", type=int, default=128)
     runs.add_argument("--rate", type=float, default=1e-3)
     runs.add_argument("--scale-rate", type=float, default=1e-3)
+    runs.add_argument("--warmup", type=float, default=None, help="share of the steps in which the rates rise")
     runs.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     runs.add_argument("--seconds", type=float, default=480.0, help="begin no training that would end after so many")
     runs.add_argument("--grace", type=float, default=20.0, help="seconds in which begun trainings may still end")
