@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,15 @@ class _Sums:
     squares: float = 0.0
     lost: float = 0.0
 
-    def add(self, values: NDArray[np.float64], low: float, high: float) -> None:
-        outside = values[(values < low) | (values > high)]
+    def add(self, found: NDArray[Any], low: float, high: float) -> None:
+        """Include some values of any shape; what is not finite is left out."""
+        finite = np.isfinite(found)
+        known = found.reshape(-1) if finite.all() else found[finite]  # a copy of all takes as long as all the sums
+        if not known.size:
+            return
+        values = known.astype(np.float64)
+        inside = low <= float(known.min()) and float(known.max()) <= high  # as in most tensors
+        outside = values[:0] if inside else values[(values < low) | (values > high)]
         self.elements += values.size
         self.beyond += outside.size
         self.squares += float(np.einsum("i,i->", values, values))
@@ -72,12 +80,11 @@ def clipped_in(graph: Graph, plan: QuantPlan, samples: Samples) -> dict[str, Cli
     ranges = {t: found for t in known if (found := range_of(plan.quantizers[t])) is not None}
     made = [t for t in made if t in ranges]
     sums = {t: _Sums() for t in ranges}
-    session = Session(expose(graph.model, made), where=graph.source) if made else None
+    session = Session(expose(graph.model, made), spin=False, where=graph.source) if made else None
     for batch in samples.batches(run_size(graph, made)) if ranges else ():
         values = batch.inputs if session is None else {**batch.inputs, **session.run(batch.inputs, made)}
         for tensor, ends in ranges.items():
-            real = np.asarray(values[tensor]).astype(np.float64).reshape(-1)
-            sums[tensor].add(real[np.isfinite(real)], *ends)
+            sums[tensor].add(np.asarray(values[tensor]), *ends)
     return {tensor: found.clipped for tensor, found in sums.items() if found.elements}
 
 

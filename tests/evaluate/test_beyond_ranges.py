@@ -14,7 +14,7 @@ import quantpipe
 from quantpipe.annotate.half import LEAST, below_half
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.data import DigitsDataset
-from quantpipe.evaluate.beyond_ranges import Clipped, beyond_warnings, cut_off
+from quantpipe.evaluate.beyond_ranges import Clipped, _Sums, beyond_warnings, cut_off
 from quantpipe.types import BeyondRow, QuantPlan, TableNumbers
 
 QUICK: Any = {"evaluate": {"latency_runs": 1, "baseline": "none", "explain": "none"}}
@@ -30,6 +30,34 @@ def test_what_calibration_cut_off_is_what_its_values_say() -> None:
         lost = float(np.sum((outside - np.clip(outside, low, high)) ** 2) / np.sum(values**2))
         assert found is not None and found.share == pytest.approx(len(outside) / len(values), abs=2e-3)
         assert found.error == pytest.approx(lost, rel=0.02, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+@pytest.mark.parametrize(("low", "high"), [(-9.0, 9.0), (-1.0, 2.0), (-3.0, 0.5), (0.0, 0.0), (4.0, 5.0)])
+def test_what_is_beyond_is_what_float64_says(low: float, high: float, dtype: Any) -> None:
+    found = np.random.default_rng(0).standard_normal((30, 4)) * 3
+    found = np.clip(found, low, high) if low == -9.0 else found
+    stored = found.astype(dtype)
+    if dtype != np.int64:
+        stored[3, 1], stored[5] = np.nan, np.inf
+    sums = _Sums()
+    sums.add(stored, low, high)
+    real = stored.astype(np.float64).reshape(-1)
+    real = real[np.isfinite(real)]
+    outside = real[(real < low) | (real > high)]
+    assert (sums.elements, sums.beyond) == (real.size, outside.size)
+    assert sums.squares == float(np.einsum("i,i->", real, real))
+    assert sums.lost == float(np.sum((outside - np.clip(outside, low, high)) ** 2))
+
+
+def test_an_end_between_two_float32_numbers_is_not_rounded() -> None:
+    """Rounded to float32, it would be the value itself, which is outside."""
+    value = np.float32(0.1)
+    sums = _Sums()
+    sums.add(np.full(3, value), -1.0, float(value) - 1e-10)
+    assert sums.beyond == 3 and sums.lost > 0
+    sums.add(np.full(2, np.nan, np.float32), -1.0, 1.0)
+    assert sums.elements == 3
 
 
 def test_no_loss_has_no_sqnr() -> None:
