@@ -35,7 +35,7 @@ WAYS: tuple[tuple[str, str, Any], ...] = (
     (DYNAMIC, "cells", "ort_cpu"),
     ("steps", "steps", "ort_cpu"),
     ("loops", "loops", "ort_cpu"),
-    ("loops that hand on uint8 and cell states of int16", "loops", STORED),
+    ("loops that pass uint8 and cell states of int16", "loops", STORED),
 )
 """The name of a way, `recurrent`, and the device."""
 
