@@ -24,6 +24,8 @@ from quantpipe.types import (
     HardwareSpec,
     Reason,
     ReasonKind,
+    Schema,
+    Symmetry,
     Topology,
     WeightSite,
 )
@@ -37,7 +39,8 @@ CELL_WEIGHTS = (1, 2)
 def able_nodes(graph: Graph, spec: HardwareSpec) -> list[str]:
     """Return the nodes that the device can run with scales of each run."""
     able = {n.name for n in graph.nodes if n.op in spec.dynamic and _weights(n, graph)}
-    return sorted(name for name in able if _alone(graph.by_name[name], graph, able))
+    captured = {t for n in graph.nodes for t in n.captured}
+    return sorted(name for name in able if _alone(graph.by_name[name], graph, able, captured))
 
 
 def dynamic_nodes(
@@ -64,7 +67,8 @@ def dynamic_nodes(
         for name in matching(WHERE, pattern, able, f"{ops} of the model by constant matrices"):
             found[name] = Reason(ReasonKind.DYNAMIC, f"its input has a scale of each run, by {WHERE} ({pattern})")
     found = {name: reason for name, reason in found.items() if name not in without}
-    kept = {n.name: found[n.name] for n in graph.nodes if n.name in found and _alone(n, graph, set(found))}
+    captured = {t for n in graph.nodes for t in n.captured}
+    kept = {n.name: found[n.name] for n in graph.nodes if n.name in found and _alone(n, graph, set(found), captured)}
     if shared := [name for name in found if name not in kept]:
         raise ConfigError(
             f"names {shared[0]}, whose weight other nodes read as well; legal are patterns that match all readers of "
@@ -87,6 +91,7 @@ def dynamic_cells(graph: Graph, reasons: Mapping[str, Reason]) -> tuple[DynamicC
 
 def cell_weights(
     spec: HardwareSpec,
+    schema: Schema,
     cells: Sequence[DynamicCell],
     granularity: Callable[[str], Granularity],
     *,
@@ -94,13 +99,15 @@ def cell_weights(
 ) -> tuple[WeightSite, ...]:
     """Return the weights of recurrent layers, `[D, 4·H, K]`, with a scale for each row where they have several.
 
-    Both directions share the scales of their rows.
+    Both directions share the scales of their rows. onnxruntime needs one zero point of all rows, so asymmetric weights
+    have one scale.
     """
     bits = spec.weights.bits_in(DType.INT8)
+    symmetric = schema.weights.symmetry is not Symmetry.ASYMMETRIC
     found: dict[str, WeightSite] = {}
     for cell in cells:
         for weight in cell.weights:
-            axis = 1 if granularity(weight) is Granularity.PER_CHANNEL else None
+            axis = 1 if symmetric and granularity(weight) is Granularity.PER_CHANNEL else None
             keys = tuple(e.key for e in edges if e.tensor == weight)
             found[weight] = WeightSite(weight, (cell.node,), DType.INT8, 1, axis, bits, keys)
     return tuple(found.values())
@@ -154,10 +161,12 @@ def _weights(node: Node, graph: Graph) -> tuple[str, ...]:
     return (weight,) if weight is not None and len(graph.shapes[weight]) == 2 else ()
 
 
-def _alone(node: Node, graph: Graph, others: set[str]) -> bool:
-    """Return whether nothing but such nodes reads the weights of a node; a recurrent layer's belong to it alone."""
+def _alone(node: Node, graph: Graph, others: set[str], captured: set[str]) -> bool:
+    """Return whether nothing but such nodes reads the weights of a node; a recurrent layer's belong to it alone.
+
+    `captured`: tensors that bodies read.
+    """
     weights = _weights(node, graph)
     readers = {reader.name for weight in weights for reader, _ in graph.consumers.get(weight, ())}
-    captured = any(weight in n.captured for n in graph.nodes for weight in weights)
     legal = {node.name} if _is_cell(node) else {name for name in others if not _is_cell(graph.by_name[name])}
-    return readers <= legal and not captured and graph.output_names.isdisjoint(weights)
+    return readers <= legal and captured.isdisjoint(weights) and graph.output_names.isdisjoint(weights)

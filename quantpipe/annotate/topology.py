@@ -155,7 +155,7 @@ def analyze(
     sites = weight_sites(graph, spec, weights, granularity, kernels=(*kernels, *real), edges=edges, least=least)
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
     cells = dynamic_cells(graph, reasons)
-    sites += cell_weights(spec, cells, granularity, edges=edges)
+    sites += cell_weights(spec, schema, cells, granularity, edges=edges)
     sites = tuple(with_block(site, structure) for site in sites)
     most = limited(spec, settled_here.sites)
     held_bits = cache_bits(graph, spec)

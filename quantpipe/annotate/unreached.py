@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from quantpipe.annotate.constraints import WHERE, Constraint, ConstraintKind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
-from quantpipe.types import Form, Kernel, Reason
+from quantpipe.types import Form, Kernel, Reason, ReasonKind
 
 
 def refuse_unreached(
@@ -56,6 +56,8 @@ def _what(graph: Graph, kernels: Sequence[Kernel], reasons: Mapping[str, Reason]
     nodes = [n for n, _ in graph.consumers.get(tensor, ())]
     nodes += [graph.producers[tensor]] if tensor in graph.producers else []
     for node in reversed(nodes):
+        if node.name in reasons and reasons[node.name].kind is ReasonKind.DYNAMIC and graph.is_constant(tensor):
+            return f"is read by {node.name}, whose integers annotate.dynamic chooses; legal is none"
         if node.name in reasons:
             return f"is real, since {node.name} stays in float: {reasons[node.name]}"
     if graph.is_constant(tensor):

@@ -167,8 +167,8 @@ def _dynamic_remedies(graph: Graph, topology: Topology, spec: HardwareSpec, *, a
     """
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     dense = sorted({k.op for k in topology.kernels if k.op in spec.dynamic and k.weight is not None})
-    able = [n.op for n in graph.nodes if n.name in able_nodes(graph, spec) and n.name not in topology.cell_of]
-    cells = sorted(DYNAMIC_CELLS.keys() & able)
+    able = (graph.by_name[name].op for name in able_nodes(graph, spec) if name not in topology.cell_of)
+    cells = sorted(DYNAMIC_CELLS.keys() & set(able))
     anew = graph.as_given is not None  # recurrent layers, which onnxruntime runs as one, are steps or loops
     found = [OWN_CELLS] if anew else []
     if dense or cells:

@@ -103,12 +103,17 @@ class Losses:
         # Nobody wants all convolutions in float.
         ops = dict.fromkeys(node.op for node in concerned if not macs(node, self.graph))
         said = []
-        if any(self._few_bits(loss.tensor) for loss in losses):
+        by_run = [name for loss in losses for name in self._with_scales_of_run(loss.tensor)]
+        weights = {w for name in by_run for w in self._weights_by_run(name)}
+        few = any(self.weight_bits.get(w, FEW_BITS) < FEW_BITS for w in weights)
+        if few or any(self._few_bits(loss.tensor) for loss in losses):
             said.append(f"annotate.min_bits={FEW_BITS}")
         if ops:
             said.append(f"annotate.float_ops=[{','.join(ops)}]")
         if concerned:
             said.append(f"annotate.float_nodes=[{','.join(_quoted(node.name) for node in concerned)}]")
+        if by_run and not concerned:
+            said.append(f"annotate.float_nodes=[{','.join(map(_quoted, list(dict.fromkeys(by_run))[:MOST_NODES]))}]")
         if any(loss.saturates for loss in losses):
             said.append("threshold=max_range")
         return said or ["threshold=max_range"]
@@ -137,6 +142,21 @@ class Losses:
         if tensor in self.table and tensor in topology.group_of:
             fewer.append((self.table[tensor]["bits"], topology.group_of[tensor].dtype.bits))
         return any(chosen < FEW_BITS <= most for chosen, most in fewer)
+
+    def _with_scales_of_run(self, tensor: str) -> list[str]:
+        """Return the layers with scales of each run from which it is computed with nothing stored between."""
+        named, found, pending = {*self.topology.dynamic, *self.topology.cell_of}, dict[str, None](), [tensor]
+        for one in pending:
+            made = self.graph.producers.get(one)
+            if made is not None and (one == tensor or one not in self.table):
+                found |= {made.name: None} if made.name in named else {}
+                pending += [t for t in self._reads(one) if t not in pending]
+        return list(found)
+
+    def _weights_by_run(self, node: str) -> tuple[str, ...]:
+        """Return the weights of such a layer."""
+        cell = self.topology.cell_of.get(node)
+        return (self.topology.weighted_of[node].weight or "",) if cell is None else cell.weights
 
     def _nearest(self, tensor: str) -> list[str]:
         """Return the stored tensors that it is computed from with nothing else stored between."""

@@ -267,17 +267,19 @@ def _exchanged(graph: Graph, topology: Topology, plan: QuantPlan) -> list[Exchan
         bias = _bias(graph, kernel, plan)
         if bias is not None:
             found.append(bias)
-    for site in topology.loops:
-        for tensor in dict.fromkeys(weight for _, weight in site.products):
-            weight, real = plan.weights[tensor], graph.constant(tensor)
-            found.append(Exchanged(tensor, "weight", site.node, weight.bits, real, _real(weight, real)))
+    pairs = [(site.node, tensor) for site in topology.loops for _, tensor in site.products]
+    pairs += [(node, topology.weighted_of[node].weight or "") for node in topology.dynamic]
+    pairs += [(cell.node, tensor) for cell in topology.cells for tensor in cell.weights]
+    for node, tensor in dict.fromkeys(pairs):
+        weight, real = plan.weights[tensor], graph.constant(tensor)
+        found.append(Exchanged(tensor, "weight", node, weight.bits, real, _real(weight, real)))
     for name in plan.constants:
-        node = next((n.name for n, _ in graph.consumers.get(name, ())), "")
+        reader = next((n.name for n, _ in graph.consumers.get(name, ())), "")
         quantizer = plan.quantizers.get(name)
         if quantizer is not None and _plain(graph, name):
             real, scale = graph.constant(name), float(quantizer.scale)
             held = np.clip(round_real(real / scale), quantizer.low, quantizer.high) * scale
-            found.append(Exchanged(name, "weight", node, quantizer.bits, real, np.asarray(held, real.dtype)))
+            found.append(Exchanged(name, "weight", reader, quantizer.bits, real, np.asarray(held, real.dtype)))
     return list({e.tensor: e for e in found}.values())
 
 

@@ -96,18 +96,19 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
     the input gets a scale of each run, they count 8 times these bits.
     Products inside loops count by the bits of their weights and of the state.
     """
-    total = 0
+    total = 0.0
     for node in graph.nodes:
         kernel = topology.kernel_of.get(node.name) or topology.weighted_of.get(node.name)
         loop = topology.loop_of.get(node.name)
         real = HALF_BITS if node.name in topology.half_nodes else FLOAT_BITS
-        width = _operand_bits(kernel, bits, real) if loop is None else _loop_bits(loop, bits)
+        width: float = _operand_bits(kernel, bits, real) if loop is None else _loop_bits(loop, bits)
         if node.name in topology.dynamic:
             width = RUN_BITS * bits[topology.weighted_of[node.name].weight or ""]
         elif (cell := topology.cell_of.get(node.name)) is not None:
-            width = RUN_BITS * max(bits[weight] for weight in cell.weights)
+            sizes = {weight: prod(graph.shapes[weight]) for weight in cell.weights}
+            width = RUN_BITS * sum(bits[weight] * size for weight, size in sizes.items()) / sum(sizes.values())
         total += macs(node, graph) * width
-    return float(total)
+    return total
 
 
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:

@@ -88,7 +88,7 @@ class Dialect(Protocol):
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write a node that multiplies floats by an integer weight; the result must have the tensor's name."""
 
-    def recur(self, context: Context, node: Node) -> Sequence[ir.Value]:
+    def dynamic_cell(self, context: Context, node: Node) -> Sequence[ir.Value]:
         """Write a recurrent layer whose input and state get scales of each run; results have the tensors' names."""
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:

@@ -61,7 +61,7 @@ def render(
         elif node.name in topology.loop_of:
             _keep(context, node, write_loop(context, node))
         elif node.name in topology.cell_of:
-            _keep(context, node, dialect.recur(context, node))
+            _keep(context, node, dialect.dynamic_cell(context, node))
         elif node.name not in topology.fused_into:
             _copy_float(context, node)
     outputs, entered = [], {info.name for info in entering}

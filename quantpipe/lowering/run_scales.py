@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.arrays import Array
+from quantpipe.graph.external_weights import beside
 from quantpipe.graph.op_tables import DYNAMIC_CELLS
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.lowering import fragments as fr
@@ -54,7 +55,7 @@ def weigh_by_run(
     return b.op("Add", scaled, context.real(bias), name=f"{name}/bias", output=result, claim=True)
 
 
-def recur_by_run(context: Context, node: Node, *, write: Write) -> list[ir.Value]:
+def write_dynamic_cell(context: Context, node: Node, *, write: Write) -> list[ir.Value]:
     """Write a recurrent layer whose input and state get scales of each run; return its float results.
 
     Its weights are `[D, K, 4·H]`, with a scale and a zero point for each row, `[D, 4·H]`.
@@ -63,7 +64,7 @@ def recur_by_run(context: Context, node: Node, *, write: Write) -> list[ir.Value
     directions, outputs, _ = held[0].values.shape
     stored, numbers = [], []
     for weight in held:
-        laid = np.ascontiguousarray(weight.values.transpose(0, 2, 1))
+        laid = beside(np.ascontiguousarray(weight.values.transpose(0, 2, 1)), weight.values)
         scale, zero = (np.broadcast_to(a, (directions, outputs)) for a in (weight.scale, weight.zero))
         stored.append(write(f"{weight.tensor}_q", laid))
         numbers.append(write(f"{weight.tensor}_scale", np.ascontiguousarray(scale)))

@@ -296,14 +296,18 @@ class RunContext:
         carried = {} if given is None else {"genai_config": digest_json(given)}
         return self.origin("realize", {"strategy": strategy, **carried}, (*ANNOTATE, "realize"))
 
-    def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
+    def evaluated(
+        self, strategy: str, recovery: Mapping[str, Any], model_file: str, search: Mapping[str, Any]
+    ) -> Origin:
         """Return the origin of the report.
 
-        `strategy` and `model_file` are digests of the strategy and of the realized model in the folder. `recovery` is
-        its record, which the report shows also where no step was kept.
+        `strategy` and `model_file` are digests of the strategy and of the realized model in the folder. `recovery` and
+        `search` are their records, which the report shows also where no step was kept, or nothing better was found.
         """
         made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest, "model_file": model_file}
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
+        if (count := search.get("evaluations", 1)) > 1:
+            made_from |= {"search": f"{count} evaluations, {search.get('stopped')}"}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
         keys = (*ANNOTATE, "realize", "evaluate", "detections")

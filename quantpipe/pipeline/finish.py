@@ -103,7 +103,8 @@ def evaluate(
     if decision.overrides.channels or decision.overrides.rotations:
         seen = None  # the network that is evaluated is another one, whose float sums round otherwise
     realized = replace(made.forms.first, model=read_model(context.files.model))  # what is compared is the file
-    origin = context.evaluated(made.strategy, decision.recovery, file_hash(context.files.model, realized.model))
+    model_file = file_hash(context.files.model, realized.model)
+    origin = context.evaluated(made.strategy, decision.recovery, model_file, decision.report)
     # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
     kept = PartCheckpoint(
         context.files.evaluating,

@@ -56,7 +56,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile", "aim"),
-    "evaluate": ("strategy", "metric", "search_data", "recovery", "model_file"),
+    "evaluate": ("strategy", "metric", "search_data", "recovery", "search", "model_file"),
 }
 """By kind of artifact, the inputs that may be others in one folder; of any other kind, the strategy."""
 

@@ -209,7 +209,7 @@ class Steps:
             context.files.stats: context.calibrated,
             context.files.recovered: context.recovered(""),
             context.files.model: context.realized(""),
-            context.files.report: context.evaluated("", {}, ""),
+            context.files.report: context.evaluated("", {}, "", {}),
         }
         for path, origin in made.items():
             context.files.refuse_other(path, origin)

@@ -145,7 +145,7 @@ def _refuse_others(found: Mapping[str, Any], known: Sequence[str], section: str,
     other = sorted(set(found) - set(known))
     if other:
         raise ArtifactError(
-            f"its {section} name {other[0]!r}, which is not in the model{nearest(other[0], known)}",
+            f"its {section} name {other[0]!r}, which this run does not hold in integers{nearest(other[0], known)}",
             stage="strategy",
             where=where,
         )

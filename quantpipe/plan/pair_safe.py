@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.arrays import Floats
-from quantpipe.graph.external_weights import file_array, is_mapped
+from quantpipe.graph.external_weights import beside, file_array, is_mapped
 from quantpipe.graph.unsigned import SIGN
 from quantpipe.graph.view import Graph
 from quantpipe.plan.builder import PlanBuilder
@@ -115,7 +115,7 @@ def in_own_type(weight: WeightTensor, own: DType) -> WeightTensor:
 
 def about_128(weight: WeightTensor) -> WeightTensor:
     """Return int8 weights as uint8 with a zero point 128 greater: the same real values."""
-    values = np.bitwise_xor(weight.values.view(np.uint8), SIGN)
+    values = beside(np.bitwise_xor(weight.values.view(np.uint8), SIGN), weight.values)
     return replace(weight, values=values, dtype=DType.UINT8, zero_point=np.asarray(weight.zero_point + 128))
 
 

@@ -78,8 +78,15 @@ class Sidecars:
     def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
         """Write the files.
 
-        Raises HardwareError for external weights.
+        Raises HardwareError for external weights, and for layers with scales of each run.
         """
+        if by_run := (*topology.dynamic, *topology.cell_of):
+            raise HardwareError(
+                "it has input scales of each run (annotate.dynamic), for which the sidecars have no numbers; legal is "
+                "annotate.dynamic=[], or another realize",
+                stage="realize",
+                where=by_run[0],
+            )
         if any(is_mapped(w.values) for w in plan.weights.values()):
             raise HardwareError(
                 "the sidecars need a float model of their own, which cannot have weights in external files "

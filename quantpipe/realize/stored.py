@@ -18,7 +18,7 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.loop_writers import CarriedState, StepBody
-from quantpipe.lowering.run_scales import recur_by_run, weigh_by_run
+from quantpipe.lowering.run_scales import weigh_by_run, write_dynamic_cell
 from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.realize.blocks import dequantized
 from quantpipe.realize.loop_bodies import multiply_state, store_state
@@ -192,9 +192,9 @@ class Stored(StoredConstants):
         inputs = [self.real_weight(context, t) if t == kernel.weight else context.real(t) for t in node.inputs]
         return context.builder.copy(node, inputs)[0]
 
-    def recur(self, context: Context, node: Node) -> Sequence[ir.Value]:
+    def dynamic_cell(self, context: Context, node: Node) -> Sequence[ir.Value]:
         """Write a recurrent layer with scales of each run: it has integer weights in this form, too."""
-        return recur_by_run(context, node, write=partial(self.constant, context))
+        return write_dynamic_cell(context, node, write=partial(self.constant, context))
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
         """Write the product of a loop's state by an integer weight."""

@@ -28,7 +28,7 @@ from quantpipe.lowering.fixedpoint import fixed_sum
 from quantpipe.lowering.loop_writers import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
-from quantpipe.lowering.run_scales import recur_by_run, weigh_by_run
+from quantpipe.lowering.run_scales import weigh_by_run, write_dynamic_cell
 from quantpipe.oprules import Family
 from quantpipe.plan import kernels_with_wide_pairs
 from quantpipe.plan.weight_blocks import real_weight
@@ -130,9 +130,9 @@ class Simulated(Arithmetic):
         inputs = [found if t == kernel.weight else context.real(t) for t in node.inputs]
         return context.builder.copy(node, inputs)[0]
 
-    def recur(self, context: Context, node: Node) -> Sequence[ir.Value]:
+    def dynamic_cell(self, context: Context, node: Node) -> Sequence[ir.Value]:
         """Write a recurrent layer with scales of each run: it has integer weights in this form, too."""
-        return recur_by_run(context, node, write=partial(self._weight, context))
+        return write_dynamic_cell(context, node, write=partial(self._weight, context))
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
         """Write the product of a loop's state by an integer weight, with integral values in float32 or float64."""

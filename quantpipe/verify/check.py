@@ -101,6 +101,7 @@ def _checked(folder: Folder) -> Verdict:
     followed = _kernels(numbers, whole=stated)
     kernels = set(model.seen_nodes)
     by_run = check_weighted(plan, model)
+    _expect_readers(plan)
     followed |= model.seen_nodes - kernels
     floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
     floats |= by_run | _looking_up(model, numbers.plan.get("tables", {}))
@@ -113,6 +114,15 @@ def _checked(folder: Folder) -> Verdict:
     _all_seen(model, floats)
     check_placement(model, plan)
     return _summed_up(certificate, stated, numbers.uncompared)
+
+
+def _expect_readers(plan: Mapping[str, Any]) -> None:
+    """Each weight of plan.json belongs to a kernel, a loop or a node in float, by which it is checked."""
+    readers = [*plan["kernels"].values(), *plan.get("weighted", {}).values()]
+    readers += [product for loop in plan.get("loops", {}).values() for product in loop["products"]]
+    read = {str(reader[key]) for reader in readers for key in ("weight", "state_weight") if key in reader}
+    unread = sorted(plan["weights"].keys() - read)
+    expect(not unread, "plan.json", f"nothing reads its weights {', '.join(unread[:8])}")
 
 
 def _kernels(numbers: ClaimedNumbers, *, whole: bool) -> set[int]:

@@ -36,7 +36,7 @@ def check_weighted(plan: Mapping[str, Any], model: Model) -> set[str]:
             entries = [plan["weights"].get(tensor) for tensor in named]
             expect(None not in entries, name, f"plan.json has no weight {weight}")
             if len(entries) > 1:
-                check_cell(name, entries, model)
+                check_cell(name, said["op"], entries, model)
             else:
                 further |= check_dynamic(name, entry, model)
             continue

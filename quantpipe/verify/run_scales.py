@@ -54,7 +54,7 @@ def check_dynamic(name: str, entry: Mapping[str, Any], model: Model) -> set[str]
     return {n.name for n in (made, real, scaled, scale, *last)}
 
 
-def check_cell(name: str, entries: Sequence[Mapping[str, Any]], model: Model) -> None:
+def check_cell(name: str, op: str, entries: Sequence[Mapping[str, Any]], model: Model) -> None:
     """Check the weights of a recurrent layer, of its input and of its state, against their entries in plan.json.
 
     Raises Wrong.
@@ -62,8 +62,8 @@ def check_cell(name: str, entries: Sequence[Mapping[str, Any]], model: Model) ->
     node = next((n for n in model.nodes if n.name == name), None)
     if node is None:
         raise Wrong(name, "the model has no such node")
-    inside = node.op_type == "DynamicQuantizeLSTM" and len(node.input) == 12
-    expect(inside, name, f"it is {node.op_type} of {len(node.input)} inputs, and no layer with scales of each run")
+    inside = node.op_type == f"DynamicQuantize{op}" and len(node.input) == 12
+    expect(inside, name, f"it is {node.op_type} of {len(node.input)} inputs, and no {op} with scales of each run")
     for number, entry in enumerate(entries):
         codes, scale, zero = (model.constant(node.input[i]) for i in (1 + number, 8 + 2 * number, 9 + 2 * number))
         expect(codes.ndim == 3 and "block" not in entry, name, "its weights have another shape than plan.json names")
@@ -74,6 +74,10 @@ def check_cell(name: str, entries: Sequence[Mapping[str, Any]], model: Model) ->
         stored = np.asarray(entry["scale"], np.float32)
         expect(bool(np.all(scale == stored)), name, "its weights have other scales")
         expect(bool(np.all(zero == np.asarray(entry["zero_point"]))), name, "its weights have other zero points")
+        expect(str(codes.dtype) == entry["dtype"], name, "its weights have another type than plan.json names")
+        centred, half = codes.astype(np.int64) - zero.astype(np.int64)[:, None, :], 1 << (int(entry["bits"]) - 1)
+        symmetric = bool(np.all(centred < half)) and bool(np.all(centred >= -half))
+        expect(symmetric or int(entry["bits"]) == codes.dtype.itemsize * 8, name, "its weights are beyond their bits")
 
 
 def _reader(model: Model, node: onnx.NodeProto, op: str) -> onnx.NodeProto:

@@ -117,6 +117,19 @@ def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from
         quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path, **given)
 
 
+def test_the_report_has_the_evaluations_of_a_search_that_went_on(tmp_path: Path) -> None:
+    """Also where it found nothing better, so that the realized model is the same."""
+    given: dict[str, Any] = {"annotate": BITS, "evaluate": QUICK, "objective": {"tolerance": 1e-9}, "recover": "none"}
+    found = [
+        quantpipe.quantize(
+            small_net(), images(), "vta", folder=tmp_path, search={"option": "random", "max_evaluations": most}, **given
+        )
+        for most in (3, 6)
+    ]
+    assert found[0].strategy.bits == found[1].strategy.bits
+    assert [one.report["search"]["evaluations"] for one in found] == [3, 6]
+
+
 @pytest.mark.program
 def test_samples_in_memory_are_in_no_file_and_change_what_is_made_from_them(tmp_path: Path) -> None:
     """By digest alone: written out, a hundred photographs are a gigabyte of JSON that takes minutes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 import quantpipe
 from quantpipe.annotate.run_scales import dynamic_note
 from quantpipe.check.compatibility import check
-from quantpipe.errors import ConfigError
+from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.explain.sensitivity import QuantizedParts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.session_options import carried
 from quantpipe.hardware.cost import bops, node_cycles
+from quantpipe.realize.sidecars import Sidecars
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
 from quantpipe.scoring.chain import PlanDigest
@@ -225,6 +227,8 @@ def test_costs_count_integers() -> None:
     dense = 8 * 5 * 64
     assert bops(made.topology, made.graph, made.spec, made.strategy().bits) == 64 * products + dense
     assert bops(still.topology, still.graph, still.spec, still.strategy().bits) == 1024 * products + dense
+    fewer = {**made.strategy().bits, "R": 4}
+    assert bops(made.topology, made.graph, made.spec, fewer) == 64 * 4 * 6 * 32 + 32 * 4 * 8 * 32 + dense
     spent = node_cycles(made.topology, made.graph, made.spec, made.strategy().bits)["layer"]
     assert spent == products / 64 + (6 + 8) * 32 / 16, "the rate of int8, and a byte for each weight"
 
@@ -259,3 +263,58 @@ def test_a_shared_weight_is_no_layers_own() -> None:
     net.output(net.node("Transpose", net.node("Add", *both), perm=[2, 0, 1, 3]))
     with pytest.raises(ConfigError, match="'layer0' matches no"):
         _ = line(net, dynamic=("layer0",)).topology
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+def test_asymmetric_weights_have_one_zero_point(granularity: str, tmp_path: Path) -> None:
+    """onnxruntime rejects a zero point for each row."""
+    weights = {"symmetric": False, "granularity": [granularity], "bits": 8}
+    made = line(classifier("LSTM"), hardware("ort_cpu", weights=weights), samples=ArraySamples({"x": loud(24)}),
+                schema="asymmetric", dynamic=("layer",))  # fmt: skip
+    plan = made.plan()
+    assert all(plan.weights[name].scale.shape == () for name in "WR")
+    assert made.agree(plan, "qdq").differing == 0
+    assert verify_folder(write(made, plan, "qdq", tmp_path)).wrong is None
+
+
+@pytest.mark.parametrize("change", ["entry", "op", "bits", "dtype"])
+def test_a_changed_entry_of_plan_json_is_found(change: str, tmp_path: Path) -> None:
+    made = made_of()
+    root = write(made, made.plan(), "qdq", tmp_path)
+
+    def forge(plan: dict[str, Any]) -> None:
+        if change == "entry":
+            del plan["weighted"]["layer"]
+        elif change == "op":
+            plan["weighted"]["layer"]["op"] = "GRU"
+        else:
+            plan["weights"]["W"][change] = {"bits": 4, "dtype": "int8"}[change]
+
+    in_certificate(root, "plan.json", forge)
+    assert verify_folder(root).wrong is not None
+
+
+def test_explain_measures_these_weights_and_a_warning_names_the_layer(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(classifier("LSTM"), path)
+    options: dict[str, Any] = {"recover": "none", "annotate": {"dynamic": ["*"]}, "executor": "serial"}
+    few = hardware("ort_cpu", weights={"symmetric": True, "granularity": ["per_channel"], "bits": 2})
+    found = quantpipe.quantize(path, {"x": loud(96)}, few, **options)
+    (lossy,) = (w for w in found.warnings if "most is lost" in w)
+    assert "annotate.float_nodes" in lossy and "layer" in lossy and "annotate.min_bits=8" in lossy
+    made = line(classifier("LSTM"), few, samples=ArraySamples({"x": loud(24)}), dynamic=("*",))
+    parts = QuantizedParts.of(made.graph, made.topology, made.plan(2))
+    assert {"W": "layer", "R": "layer", "w": "fc"}.items() <= {n: e.node for n, e in parts.constants.items()}.items()
+    assert min(parts.constants[name].noise() for name in ("W", "R", "w")) > 0.01
+
+
+def test_sidecars_have_no_such_layers() -> None:
+    made = made_of()
+    with pytest.raises(HardwareError, match=r"layer.*input scales of each run .* legal is annotate.dynamic=\[\]"):
+        Sidecars().write(made.graph, made.topology, made.plan(), cast(Any, None))
+
+
+def test_a_constraint_on_such_a_weight_is_named() -> None:
+    constraints = {"W": {"kind": "any", "bits": 4}}
+    with pytest.raises(ConfigError, match=r"is read by layer, whose integers annotate.dynamic chooses; legal is none"):
+        _ = line(classifier("LSTM"), dynamic=("layer",), constraints=constraints).topology

@@ -1,4 +1,4 @@
-"""Single steps from a point: what a plan or a walk in one direction could not know is corrected where it matters."""
+"""Single steps from a point: they correct a plan whose losses do not quite add up, or a walk in one direction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def descend(point: Point, score: Score, table: Table, evaluate: Evaluate, *, obj
 def stepped(
     space: ChoiceSpace, evaluate: Evaluate, objective: Objective, point: Point, *, score: Score
 ) -> tuple[Point, Score]:
-    """Where the start is not good enough: with priced choices one option up or down, in passes, until it is.
+    """Return the point after single steps of priced choices, up or down, in passes until the objective is met.
 
     Where sums overflow, fewer bits of some tensors lose less, and which ones depends on the others.
     """
