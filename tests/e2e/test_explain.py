@@ -7,7 +7,10 @@ import json
 from tests.e2e.program import Program, read
 from tests.explain.test_files import made, prepared
 
-SET = ("experiment=vta_digits", "annotate.choices=[bits]", "recover=none", "precision=none", "threshold=max_range")
+SET = (
+    *("experiment=vta_digits", "search=random", "annotate.choices=[bits]", "recover=none"),
+    *("precision=none", "threshold=max_range"),
+)
 CLOSENESS = ("explain.culprits=1", "explain.samples=16")
 
 
