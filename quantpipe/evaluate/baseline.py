@@ -28,7 +28,17 @@ from quantpipe.graph.view import Graph
 from quantpipe.intake.isolated_process import Limits, Tell, apart
 from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, Isa, LatencyPart, OutputRow, Samples, Topology
+from quantpipe.types import (
+    BaselinePart,
+    BaselineRow,
+    HardwareSpec,
+    Isa,
+    LatencyPart,
+    OutputRow,
+    ReasonKind,
+    Samples,
+    Topology,
+)
 
 BEHIND_DB = 0.5
 """From here on it is told."""
@@ -167,7 +177,8 @@ def _dynamic_remedies(graph: Graph, topology: Topology, spec: HardwareSpec, *, a
     """
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     dense = sorted({k.op for k in topology.kernels if k.op in spec.dynamic and k.weight is not None})
-    able = (graph.by_name[name].op for name in able_nodes(graph, spec) if name not in topology.cell_of)
+    taken = {name for name, reason in topology.float_nodes.items() if reason.kind is ReasonKind.KEPT}
+    able = (graph.by_name[n].op for n in able_nodes(graph, spec) if n not in {*topology.cell_of, *taken})
     cells = sorted(DYNAMIC_CELLS.keys() & set(able))
     anew = graph.as_given is not None  # recurrent layers, which onnxruntime runs as one, are steps or loops
     found = [OWN_CELLS] if anew else []

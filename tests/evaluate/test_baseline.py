@@ -129,6 +129,8 @@ def test_the_dynamic_form_of_an_lstm_is_offered_until_the_result_has_it(made: Li
     assert "annotate.dynamic=['*'] annotate.only_ops=[Gemm], the same form of the dense and LSTM layers" in offers[()]
     assert "annotate.dynamic=['*'], the same form of the LSTM layers" in offers["fc",]
     assert "LSTM" not in offers["*",]
+    kept = line(classifier("LSTM"), dynamic=("fc",), float_nodes=("layer",))
+    assert "LSTM" not in (baseline_warning(planted, kept.graph, kept.topology, kept.spec) or "LSTM"), "it was asked for"
     assert "LSTM" not in (baseline_warning(planted, made.graph, made.topology, made.spec) or "LSTM")
 
 
