@@ -13,6 +13,7 @@ from quantpipe.metrics.average_precision import mean_average_precision
 from quantpipe.metrics.detections import matches
 from quantpipe.metrics.outputs import kl_divergences
 from quantpipe.metrics.reference import Found, Reference, is_kl, metric_of, rows_of
+from quantpipe.metrics.sample_sums import PartLoss, part_loss
 
 DISTANCES = ("auto", "kl", "mse")
 """Metrics by which the float model loses nothing against itself."""
@@ -55,7 +56,15 @@ def losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
         lost = kl_divergences(reference.outputs, own) if soft is None else soft.divergences(reference.outputs, own)
         return lambda kept: max(float(np.mean(lost if kept is None else lost[kept])), 0.0)
     if metric != "detections" or reference.detections is None:
-        return lambda kept: _loss(metric, *((reference, outputs) if kept is None else _part(reference, outputs, kept)))
+        of_part = _of_part(metric, reference, outputs)
+
+        def lost_by(kept: NDArray[np.bool_] | None) -> float:
+            quick = None if kept is None or of_part is None else of_part(kept)
+            if quick is not None:
+                return quick
+            return _loss(metric, *((reference, outputs) if kept is None else _part(reference, outputs, kept)))
+
+        return lost_by
     pictures = matches(reference.objects, reference.detections.found(reference.every(outputs)))
 
     def missed(kept: NDArray[np.bool_] | None) -> float:
@@ -63,6 +72,14 @@ def losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
         return math.nan if found is None else 1.0 - found
 
     return missed
+
+
+def _of_part(metric: str, reference: Reference, outputs: Found) -> PartLoss | None:
+    """Return the joint loss on a part of the samples from sums of each; None for another metric."""
+    if metric != "auto" or not reference.losses:
+        return None
+    every = reference.every(reference.found), reference.every(outputs)
+    return part_loss(reference.losses, *every, len(reference.outputs))
 
 
 def standard_error(loss_of: LossOf, samples: int) -> float:
