@@ -17,6 +17,8 @@ Axes = Sequence[int | str | None]
 
 MOST = 2**31 - 1
 LEAST_OPSET = 7  # of the tool
+MANY = 4096
+"""Elements beyond which a constant decides no axis; inference would write its bytes for every node that reads it."""
 
 
 def axes_of(model: ir.Model) -> Mapping[str, Axes]:
@@ -26,7 +28,7 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     time. For a computed size (the part of a table of positions that a sequence needs) its result is accepted. Where it
     would merge two axes that the model's inputs declare under different names, they stay distinct.
     """
-    proto, _ = without_weights(model)
+    proto = _light(model)
     try:
         found = _inferred(proto)
     except Exception as error:  # the tool knows not every op, and says so in many ways
@@ -37,6 +39,13 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     if any(a is not None and a != b for name in declared for a, b in zip(declared[name], inputs[name], strict=False)):
         return {}
     return _declared(found)
+
+
+def _light(model: ir.Model) -> onnx.ModelProto:
+    """Return the model with its large constants as inputs."""
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    large = [name for name, tensor in held.items() if tensor is not None and tensor.size > MANY]
+    return without_weights(model, large)[0]
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -61,7 +70,7 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def plain_axes_and_types_of(model: ir.Model) -> tuple[Mapping[str, Axes], Mapping[str, ir.DataType]]:
     """Return the axes and the types by onnx's own inference, which knows ops too new for onnxruntime's tool as well."""
-    proto, _ = without_weights(model)
+    proto = _light(model)
     found = onnx.shape_inference.infer_shapes(proto)
     values = (*found.graph.input, *found.graph.value_info, *found.graph.output)
     return _declared(found), {v.name: ir.DataType(v.type.tensor_type.elem_type) for v in values}
@@ -69,7 +78,7 @@ def plain_axes_and_types_of(model: ir.Model) -> tuple[Mapping[str, Axes], Mappin
 
 def axes_of_inputs(model: ir.Model) -> Mapping[str, Axes]:
     """Return the axes that follow from the model's inputs alone, also through sizes that it computes with."""
-    proto, _ = without_weights(model)
+    proto = _light(model)
     del proto.graph.value_info[:]
     return _declared(onnx.shape_inference.infer_shapes(proto, data_prop=True))
 
