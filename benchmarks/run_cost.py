@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +53,26 @@ STAGES = ("model", "calibrate", "precision", "search", "recover", "evaluate", "e
 EXPLAIN = ("alone", "advice")
 
 
+def in_own_process(make: Callable[[Size, Path, bool], Any], size: Size, path: Path, outside: bool) -> None:
+    """Draw a model in a process of its own, whose memory does not count as the run's."""
+    process = get_context("spawn").Process(target=make, args=(size, path, outside))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"drawing the model ended with {process.exitcode}")
+
+
 def drawn(size: Size, pictures: bool, outside: bool, folder: Path, counts: Counts) -> Case:
     """Return a transformer with drawn weights and samples; `outside`: weights in a data file."""
     path = folder / "drawn.onnx"
-    (picture_encoder if pictures else text_encoder)(size, path, outside)
+    in_own_process(picture_encoder if pictures else text_encoder, size, path, outside)
     return Case(path, *samples(size, (counts.calibrate, counts.search, counts.evaluate), pictures), None, "drawn")
 
 
 def drawn_decoder(size: Size, outside: bool, folder: Path, counts: Counts) -> Case:
     """Return a decoder with drawn weights and samples from empty caches."""
     path = folder / "drawn.onnx"
-    text_decoder(size, path, outside)
+    in_own_process(text_decoder, size, path, outside)
     return Case(path, *samples(size, (counts.calibrate, counts.search, counts.evaluate), places=True), None, "drawn")
 
 
