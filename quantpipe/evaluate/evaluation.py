@@ -177,7 +177,7 @@ def _of_outputs(
     runs_here: bool,
 ) -> dict[str, Any]:
     """Return the parts of an evaluation that are about outputs; `by`: the metric, and the SQNR to warn below."""
-    graph, topology, (metric, warn_sqnr_db) = model.graph, model.topology, by
+    graph, (metric, warn_sqnr_db) = model.graph, by
     samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     opened = _opener(graph, samples, course)
     session = opened(graph.model, where=graph.source)
@@ -217,11 +217,7 @@ def _of_outputs(
     alone = in_default_session(model.realized.model, few, same, run, known=found) if runs_here else {}
     free = free_running(session, few, same)
     steps = steps_and_prefill(session, few, caches=bool(caches_of(graph)))
-    if (
-        steps is not None
-        and "reason" not in steps
-        and (counted := kernels_in_steps(graph, topology, model.realized, few)) is not None
-    ):
+    if steps is not None and "reason" not in steps and (counted := kernels_in_steps(model, few)) is not None:
         steps["kernels"] = counted
     watched = watched_outputs(graph, data.compared, names[0], labelled=reference.labels is not None)
     figures = _every_output(graph, session, few, course=course, watched=watched) or [

@@ -155,6 +155,9 @@ def steps_warning(part: StepsPart | None) -> str | None:
         named += f". {', '.join(inside['by_samples'])}: the scale follows from all rows of a run"
     elif inside is not None and inside["differing"]:
         named += f"; the first kernel that differs is {inside['differing'][0]}"
+        if inside["counts_hidden"]:
+            shares = ", ".join(inside["counts_hidden"])
+            named += f". {shares}: this form of the device gives hidden places of the cache a share, written or not"
     return (
         f"{found['steps']} steps{kind} with the cache differ from one run over the same tokens: {named}. "
         "If each sample is one token, no mask has a range: give samples of several tokens (dataset.cut). "

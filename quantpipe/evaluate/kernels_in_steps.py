@@ -1,7 +1,8 @@
 """Which kernels of a decoder compute the integers of one run when it steps with its cache, and which do not.
 
 Every stored tensor of the realized model is an output. Rows of a step are compared with the same rows of the run over
-all tokens, and keys with the keys that the step had. Nodes whose numbers depend on the samples of a run are named.
+all tokens, and keys with the keys that the step had. Nodes whose numbers depend on the samples of a run are named, and
+those that count places of a cache which later steps write.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from quantpipe.data.recurrent_state import StatefulSamples
 from quantpipe.data.subset import underlying
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.in_steps import STEPS, added_to, joined_feeds, places_of, single_steps, sizes_of
+from quantpipe.evaluate.inside_models import EvaluatedModel
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.op_tables import DYNAMIC
 from quantpipe.graph.stored_ports import stored_ports
 from quantpipe.graph.view import Graph
-from quantpipe.lowering import Rendered
-from quantpipe.types import Form, KernelStepsPart, Samples, Topology
+from quantpipe.oprules.rows import NEVER_ZERO
+from quantpipe.types import Form, KernelStepsPart, Program, QuantPlan, Samples, Topology
 
 SHOWN = 8
 
 
-def kernels_in_steps(
-    graph: Graph, topology: Topology, realized: Rendered, samples: Samples, *, most: int = STEPS
-) -> KernelStepsPart | None:
+def kernels_in_steps(model: EvaluatedModel, samples: Samples, *, most: int = STEPS) -> KernelStepsPart | None:
     """Return how many kernels give the same integers in steps and in one run over the same tokens, and which do not.
 
     None where the samples carry no cache, or the model takes no run over all tokens.
     """
+    graph, topology, realized = model.graph, model.topology, model.realized
     carried = underlying(samples)
     if not isinstance(carried, StatefulSamples):
         return None
@@ -75,7 +76,18 @@ def kernels_in_steps(
         "differing": differing[:SHOWN],
         "unmatched": unmatched,
         "by_samples": [n.name for n in graph.nodes if n.op_type in DYNAMIC],
+        "counts_hidden": _counting_hidden(topology, model.plan) if places else [],
     }
+
+
+def _counting_hidden(topology: Topology, plan: QuantPlan) -> list[str]:
+    """Return the kernels that give elements a share which a mask hides."""
+    return [
+        k.node
+        for k in topology.kernels
+        if isinstance(made := plan.kernels[k.node], Program)
+        and (made.kind, k.op, topology.group_of[k.operands[0].tensor].dtype.bits) in NEVER_ZERO
+    ]
 
 
 def _rows(whole: Array, step: Array, sizes: Sequence[tuple[int, int]], place: int) -> Array | None:

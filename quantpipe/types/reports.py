@@ -234,7 +234,8 @@ class OptionalParts(TypedDict, total=False):
     # `differing`, `largest` (difference). `one_token`: the same of steps of one token (at most 48), if samples have
     # several. `kernels`: number of `equal` kernels, and names of the `differing` ones (at
     # most 8). `unmatched`: number of kernels whose axes do not show which rows a step computes. `by_samples`: nodes
-    # whose scale follows from all rows of a run. `reason`: why nothing was compared
+    # whose scale follows from all rows of a run. `counts_hidden`: kernels that give places of a cache of fixed length a
+    # share before they are written. `reason`: why nothing was compared
     steps: StepsPart
     # only on devices with `cache`: row per cache of a decoder with `input`, and `output`, `holds`, `stored`, `scale`,
     # `zero_point`; or the `reason` why its ports are floats

@@ -123,13 +123,14 @@ class KernelStepsPart(TypedDict):
     """Kernels by whether steps with a cache give the integers of one run over the same tokens.
 
     `unmatched`: kernels whose axes do not show which rows a step computes. `by_samples`: nodes whose scale follows from
-    all rows of a run.
+    all rows of a run. `counts_hidden`: kernels that give places of a cache a share before they are written.
     """
 
     equal: int
     differing: list[str]
     unmatched: int
     by_samples: list[str]
+    counts_hidden: list[str]
 
 
 class StepsPart(TypedDict):

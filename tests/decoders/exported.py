@@ -14,16 +14,16 @@ HEADS, KV, SIZE, WIDTH, PLACES = 4, 2, 8, 16, 6
 KINDS = ("key", "value")
 
 
-def attention(how: str = "Concat", *, rotary: bool = False) -> Net:
+def attention(how: str = "Concat", *, rotary: bool = False, tokens: int | None = 1) -> Net:
     """Return a net of one attention, whose cache takes new positions by an op: by Concat it grows.
 
-    `rotary`: whether queries and keys are turned by the angles of their positions.
+    `rotary`: whether queries and keys are turned by the angles of their positions. `tokens` of a run, or None for any.
     """
     static = how != "Concat"
     net = Net(name=how, opset=24 if how == "TensorScatter" else 17)
-    x = net.input(None, 1, WIDTH)
+    x = net.input(None, tokens, WIDTH)
     pasts = {kind: net.input(None, KV, PLACES if static else None, SIZE, name=f"past.{kind}") for kind in KINDS}
-    place = net.input(None, 1, name="place") if static or rotary else ""
+    place = net.input(None, tokens, name="place") if static or rotary else ""
     sines = _sines(net, place) if rotary else None
     query = _heads(net, x, HEADS, "query", sines)
     presents, repeated = {}, {}
@@ -109,7 +109,8 @@ def _repeated(net: Net, value: str, kind: str) -> str:
 
 
 def _mask(net: Net, place: str) -> str:
-    keys = net.constant(np.arange(PLACES, dtype=np.float32)[None, None, None], "keys")
-    own = net.node("Reshape", place, net.constant(np.int64([-1, 1, 1, 1])), name="own")
+    keys = net.constant(np.arange(PLACES)[None, None, None], "keys")
+    whole = net.node("Cast", place, name="whole_place", to=7)
+    own = net.node("Reshape", whole, net.constant(np.int64([1, 1, -1, 1])), name="own")
     seen = net.node("LessOrEqual", keys, own, name="seen")
     return net.node("Where", seen, net.constant(np.float32(0.0)), net.constant(np.float32(-np.inf)), name="mask")

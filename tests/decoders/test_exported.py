@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto
 
+import quantpipe
+from quantpipe.data import NpzDataset
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES
 from quantpipe.oprules.cache_paths import caches_of, is_static
-from tests.decoders.exported import JOINS, KV, PLACES, SIZE, WIDTH, attention
+from tests.decoders.exported import JOINS, KINDS, KV, PLACES, SIZE, WIDTH, attention
 from tests.decoders.stepping import stated
 from tests.ops.line import ArraySamples, Line, Net, hardware, load, schema_for
 
@@ -89,6 +93,25 @@ def test_caches_go_on_as_integers(name: str, form: str, how: str) -> None:
             if static:
                 assert (new[:, :, step + 1 :] == row["zero_point"]).all()
             cache[past] = new
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(("name", "counting"), [("npu_w8a16", ["share"]), ("ort_cpu", [])])
+def test_shares_of_places_that_are_not_written_yet_are_named(name: str, counting: list[str], tmp_path: Path) -> None:
+    """TensorFlow Lite's 16-bit Softmax gives a hidden place exp(-10), so steps differ from one run over all tokens."""
+    rng, shape = np.random.default_rng(1), (36, 2)
+    arrays = {"x": rng.standard_normal((*shape, WIDTH)).astype(np.float32), "turn": np.repeat(np.arange(12), 3)}
+    np.savez(tmp_path / "d.npz", **arrays, place=np.tile(np.arange(PLACES).reshape(3, 2), (12, 1)))
+    state = {f"present.{kind}": f"past.{kind}" for kind in KINDS}
+    data = NpzDataset(path=str(tmp_path / "d.npz"), state=state, keys={"sequence": "turn"}, duplicates="allow")
+    short: dict[str, Any] = {"evaluate": {"latency_runs": 1, "baseline": "none"}, "effort": "quick", "recover": "none"}
+    proto = attention("ScatterND", tokens=None).proto()
+    next(port for port in proto.graph.input if port.name == "place").type.tensor_type.elem_type = TensorProto.INT64
+    report = quantpipe.quantize(proto, data, name, folder=tmp_path / "run", **short).report
+    assert len(report["caches"]) == 2 and report["steps"]["one_token"]["steps"] == PLACES
+    assert report["steps"]["kernels"]["counts_hidden"] == counting
+    named = [w for w in report["warnings"] if "share: this form of the device gives hidden places of the cache" in w]
+    assert bool(named) is bool(report["steps"]["one_token"]["differing"]) is bool(counting)
 
 
 def test_a_device_without_the_op_keeps_a_static_cache_in_float() -> None:

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from quantpipe.app.compose import composed
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.evaluate.in_steps import steps_and_prefill, steps_warning
+from quantpipe.evaluate.inside_models import EvaluatedModel
 from quantpipe.evaluate.kernels_in_steps import kernels_in_steps
 from quantpipe.graph.execute import Session
 from quantpipe.graph.length_limits import KEY, stated_lengths
@@ -247,7 +248,7 @@ def test_planted_faults_are_found(
     samples._state = {**samples._state, **swapped}
     found = steps_and_prefill(Session(changed.model), samples)
     assert found is not None and found["steps"] == 8
-    inside = kernels_in_steps(here.graph, here.topology, changed, samples)
+    inside = kernels_in_steps(EvaluatedModel(here.graph, here.topology, here.plan(8), changed), samples)
     assert inside is not None
     found["kernels"] = inside
     rows = {row["output"]: row["differing"] for row in found["outputs"]}
