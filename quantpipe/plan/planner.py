@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from copy import copy
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import onnx_ir as ir
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe import intmath
@@ -33,6 +38,7 @@ from quantpipe.plan.weights import (
     ends,
 )
 from quantpipe.types import (
+    BlockGrid,
     Blocks,
     DType,
     Form,
@@ -55,6 +61,17 @@ from quantpipe.types import (
 
 Scale = tuple[np.float32, int, int, int]
 """A scale, its zero point, and the smallest and largest integer."""
+
+BlockScales = tuple[ir.TensorProtocol, NDArray[np.float32], BlockGrid]
+"""The float scales of a weight's blocks and their grid, after the constant that they were searched for."""
+
+SCALES_MB = 256
+"""Memory for searched scales of blocks; with blocks of 32 they are those of a model of 1.6 GB."""
+
+_SEARCHED: WeakKeyDictionary[ir.Model, LRUCache[Hashable, BlockScales]] = WeakKeyDictionary()
+"""Scales of blocks by model: the search, recovery and the plan of the result have planners of their own."""
+
+_LOCK = Lock()
 
 HALF_PAIR = 64
 """With no weight beyond it no pair of uint8 x int8 products leaves int16: 255 · (64 + 64) < 2^15."""
@@ -207,7 +224,7 @@ class Planner:
                 kept = kept_weight(given, site, dtype, self._schema.weights)
                 if kept is not None:
                     return kept
-            real, grid = blocks.with_scales(rows, limits, bits, dtype, size=block.size, schema=self._schema.weights)
+            real, grid = self._block_scales(site, block, bits, dtype, rows=rows, limits=limits)
             integers = blocks.integers(rows, real, grid, dtype.numpy)
             codes = blocks.as_weight(integers, weight.shape, site.channel_axis)
             return WeightTensor(site.tensor, codes, real, site.axis, dtype, bits, block=grid)
@@ -218,6 +235,29 @@ class Planner:
         values = blocks.as_weight(made, weight.shape, site.channel_axis).astype(dtype.numpy)
         scale = scale.reshape(()) if site.axis is None else scale
         return WeightTensor(site.tensor, values, scale, site.axis, dtype, bits, block=grid)
+
+    def _block_scales(
+        self,
+        site: WeightSite,
+        block: Blocks,
+        bits: int,
+        dtype: DType,
+        *,
+        rows: NDArray[Any],
+        limits: tuple[NDArray[np.float64], NDArray[np.float64]],
+    ) -> tuple[NDArray[np.float32], BlockGrid]:
+        """Return the float scales of a weight's blocks, searched once for a constant of the model."""
+        schema, constant = self._schema.weights, self._graph.constant_tensor(site.tensor)
+        ranges = tuple(end.tobytes() for end in limits)
+        key = (site.tensor, site.channel_axis, block.size, bits, dtype, schema, ranges)
+        with _LOCK:
+            known = _SEARCHED.setdefault(self._graph.model, LRUCache(SCALES_MB << 20, getsizeof=_bytes))
+            found = known.get(key)
+        if found is None or found[0] is not constant:
+            found = (constant, *blocks.with_scales(rows, limits, bits, dtype, size=block.size, schema=schema))
+            with _LOCK, suppress(ValueError):  # too large to be kept
+                known[key] = found
+        return found[1:]
 
     def _table(self, site: TableSite, bits: int, weights: Mapping[str, WeightTensor]) -> RowTable:
         """Return the integers of a table, made once per (tensor, bits) and shared; a tied table has its weight's."""
@@ -275,3 +315,9 @@ def _constant(builder: PlanBuilder, tensor: str) -> NDArray[Any]:
     return intmath.quantize(
         builder.graph.constant(tensor), q.scale, q.zero_point, qmin=q.qmin, qmax=q.qmax, dtype=q.dtype
     )
+
+
+def _bytes(searched: BlockScales) -> int:
+    """Return the bytes of the scales and zero points of a weight's blocks."""
+    _, scale, grid = searched
+    return int(scale.nbytes + grid.zero_point.nbytes + grid.multiplier.nbytes)

@@ -20,6 +20,7 @@ from quantpipe.graph.session_options import REAL_ACTIVATIONS, carried
 from quantpipe.hardware.cost import bops, stored_bytes
 from quantpipe.hardware.load import load_hardware
 from quantpipe.plan import Overrides, Problem, weight_blocks
+from quantpipe.plan.planner import Planner
 from quantpipe.plan.weight_blocks import integers, with_scales
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
@@ -267,3 +268,25 @@ def test_a_session_by_itself_runs_the_packed_form_as_it_is() -> None:
     feeds = next(iter(made.samples.batches(4))).inputs
     assert {n.op_type for n in model.graph if n.domain == "com.microsoft"} == {"MatMulNBits"}
     assert Session(model).run(feeds)
+
+
+def test_scales_of_blocks_are_searched_once_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = line(net(), device())
+    asked: list[int] = []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        asked.append(1)
+        return with_scales(*given, **options)
+
+    monkeypatch.setattr("quantpipe.plan.weight_blocks.with_scales", counted)
+    strategy = made.strategy(4)
+    first, second = (Planner(made.graph, made.topology, made.spec, made.schema).plan(strategy) for _ in range(2))
+    assert len(asked) == len(made.topology.weights)
+    for tensor, weight in first.weights.items():
+        assert np.array_equal(weight.values, second.weights[tensor].values)
+        assert np.array_equal(weight.scale, second.weights[tensor].scale)
+    other = next(iter(first.weights))
+    value = made.graph.model.graph.initializers[other]
+    value.const_value = ir.tensor(made.graph.constant(other) * np.float32(2), name=other)
+    Planner(made.graph, made.topology, made.spec, made.schema).plan(strategy)
+    assert len(asked) == len(made.topology.weights) + 1
