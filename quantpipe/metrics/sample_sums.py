@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.arrays import Array
 from quantpipe.metrics.losses import LossKind, OutputLoss
-from quantpipe.metrics.outputs import all_finite, kl_divergences
+from quantpipe.metrics.outputs import all_finite
 from quantpipe.types import Outputs
 
 CANCELS = 1e-6
@@ -37,7 +37,9 @@ def part_loss(
             return None
         if own.shape != found.shape or len(own) % samples or not (all_finite(own) and all_finite(found)):
             return None
-        each.append(_scaled(_OF_KIND[one.kind](own, found, samples), one.factor))
+        each.append(
+            _squared_error(one, own, found, samples) if one.kind is LossKind.MSE else _mean(one, own, found, samples)
+        )
 
     def joint(kept: NDArray[np.bool_]) -> float | None:
         lost = [loss for loss in (part(kept) for part in each) if loss is not None]
@@ -46,27 +48,13 @@ def part_loss(
     return joint if each else None
 
 
-def _scaled(part: PartLoss, factor: float) -> PartLoss:
-    """Return the loss times a factor."""
-
-    def scaled(kept: NDArray[np.bool_]) -> float | None:
-        loss = part(kept)
-        return None if loss is None else factor * loss
-
-    return scaled
-
-
-def _divergence(own: Array, found: Array, samples: int) -> PartLoss:
-    each = kl_divergences(own, found).reshape(samples, -1).mean(axis=1)
+def _mean(one: OutputLoss, own: Array, found: Array, samples: int) -> PartLoss:
+    """Return the mean of the samples' losses."""
+    each = one.each(own, found, samples)
     return lambda kept: max(float(each[kept].mean()), 0.0)
 
 
-def _differing(own: Array, found: Array, samples: int) -> PartLoss:
-    each = (own != found).reshape(samples, -1).mean(axis=1)
-    return lambda kept: float(each[kept].mean())
-
-
-def _squared_error(own: Array, found: Array, samples: int) -> PartLoss:
+def _squared_error(one: OutputLoss, own: Array, found: Array, samples: int) -> PartLoss:
     """Return the squared error over the variance, from the sums of each sample about the mean of all."""
     rows, others = own.reshape(samples, -1), found.reshape(samples, -1)
     mean = float(np.mean(rows, dtype=np.float64))
@@ -80,13 +68,6 @@ def _squared_error(own: Array, found: Array, samples: int) -> PartLoss:
     def lost(kept: NDArray[np.bool_]) -> float | None:
         squares = float(second[kept].mean())
         variance = squares - float(first[kept].mean()) ** 2
-        return float(noise[kept].mean()) / variance if variance > CANCELS * squares else None
+        return one.factor * float(noise[kept].mean()) / variance if variance > CANCELS * squares else None
 
     return lost
-
-
-_OF_KIND: Mapping[LossKind, Callable[[Array, Array, int], PartLoss]] = {
-    LossKind.KL: _divergence,
-    LossKind.MSE: _squared_error,
-    LossKind.DIFFERING: _differing,
-}

@@ -23,7 +23,7 @@ def _outputs(seed: int, samples: int, rows: int = 1) -> tuple[Outputs, Outputs]:
     rng = np.random.default_rng(seed)
     own: Outputs = {
         "scores": rng.normal(0, 3, (samples * rows, 7)).astype(np.float32),
-        "boxes": rng.normal(100, 2, (samples, 3, 4)).astype(np.float32),
+        "boxes": rng.normal(1e5, 2, (samples, 3, 4)).astype(np.float32),
         "classes": rng.integers(0, 3, (samples, 5)),
     }
     other = {name: (values + rng.normal(0, 0.3, values.shape)).astype(values.dtype) for name, values in own.items()}
